@@ -1,0 +1,33 @@
+"""`sgt-ds config`: print a run configuration as it will be used."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "config",
+        "Print the resolved run configuration, each key with its meaning.",
+        "sgt-ds config RUN.yaml growth.k_max=2",
+        show,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="run configuration")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the configuration."""
+    from sgt_ds.config import dump_run_config, load_run_config
+
+    config = load_run_config(options.run, options.overrides)
+    if options.json:
+        print_json(config.model_dump(mode="json"))
+    else:
+        print(dump_run_config(config), end="")

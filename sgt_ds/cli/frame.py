@@ -1,0 +1,72 @@
+"""What every command shares: the parser's one-line errors, exit codes, JSON output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from sgt_ds.errors import SgtError
+
+Handler = Callable[[argparse.Namespace], int | None]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but bad usage is one line on stderr and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(2)
+
+
+Subparsers = argparse._SubParsersAction  # the type that add_subparsers returns
+
+
+def add_command(
+    commands: Subparsers[Parser], name: str, help_line: str, example: str, handler: Handler
+) -> Parser:
+    """Add a verb with its one-line help, an example at the end of `--help`, and its handler.
+
+    A handler returns its exit status, or None for 0.
+    """
+    parser = commands.add_parser(
+        name,
+        help=help_line,
+        description=help_line,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def add_group(commands: Subparsers[Parser], name: str, help_line: str) -> Subparsers[Parser]:
+    """Add a noun whose verbs are commands of their own, as `data` in `sgt-ds data verify`."""
+    group = commands.add_parser(name, help=help_line, description=help_line)
+    return group.add_subparsers(
+        dest=f"{name}_verb", required=True, metavar="COMMAND", parser_class=Parser
+    )
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on stdout."""
+    print(json.dumps(document), flush=True)
+
+
+def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
+    """Parse, run the chosen handler, and turn every expected error into one line and a status."""
+    options = parser.parse_args(arguments)
+    try:
+        return options.handler(options) or 0
+    except SgtError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `sgt-ds … | head`: not an error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

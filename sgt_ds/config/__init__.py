@@ -1,0 +1,58 @@
+"""Typed run configuration: presets, RUN.yaml with overrides, the DeepSpeed JSON. Imports no room."""
+
+from sgt_ds.config.deepspeed import (
+    Precision,
+    accumulation_steps,
+    precision_of,
+    read_deepspeed_json,
+    resolve_deepspeed,
+)
+from sgt_ds.config.loading import (
+    config_differences,
+    config_hash,
+    dump_run_config,
+    load_run_config,
+)
+from sgt_ds.config.model import PRESETS, ModelConfig
+from sgt_ds.config.run import (
+    CheckpointConfig,
+    DataConfig,
+    DataSource,
+    Direction,
+    Entry,
+    FromJournal,
+    GrowthConfig,
+    Method,
+    OptimizerConfig,
+    RunConfig,
+    TelemetryConfig,
+    TrainingConfig,
+    growth_faults,
+)
+
+__all__ = [
+    "PRESETS",
+    "CheckpointConfig",
+    "DataConfig",
+    "DataSource",
+    "Direction",
+    "Entry",
+    "FromJournal",
+    "GrowthConfig",
+    "Method",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Precision",
+    "RunConfig",
+    "TelemetryConfig",
+    "TrainingConfig",
+    "accumulation_steps",
+    "config_differences",
+    "config_hash",
+    "dump_run_config",
+    "growth_faults",
+    "load_run_config",
+    "precision_of",
+    "read_deepspeed_json",
+    "resolve_deepspeed",
+]

@@ -1,0 +1,121 @@
+"""The DeepSpeed JSON: what it owns, what RUN.yaml owns, and no contradiction between them.
+
+RUN.yaml owns batch sizes, clipping, optimizer and schedule; the JSON owns ZeRO, precision and
+communication. A key of the other's is accepted where it says the same, or `"auto"`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from sgt_ds.config.run import RunConfig
+from sgt_ds.errors import UserError
+
+Precision = Literal["bf16", "fp16", "fp32"]
+
+SUPPORTED_STAGES = (0, 1, 2)
+
+
+def read_deepspeed_json(path: Path) -> dict[str, Any]:
+    """Read a DeepSpeed configuration file.
+
+    Raises: UserError where it is missing, is not a JSON object, or asks for what is not supported.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(path, None, "no such DeepSpeed file; ds_configs/ holds examples") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(path, None, f"cannot be read ({error})") from None
+    except RecursionError:
+        raise UserError(path, None, "is nested too deeply; correct it") from None
+    except json.JSONDecodeError as error:
+        raise UserError(
+            path, f"line {error.lineno}", f"is not valid JSON: {error.msg}; correct it"
+        ) from None
+    if not isinstance(values, dict):
+        raise UserError(path, None, "must hold a JSON object, as ds_configs/zero2_bf16.json does")
+    return values
+
+
+def resolve_deepspeed(
+    config: RunConfig, world_size: int, config_file: str | Path
+) -> dict[str, Any]:
+    """The dictionary for `deepspeed.initialize` at `world_size` ranks.
+
+    `config_file`: name of the YAML, for messages.
+    Raises: UserError where the batch does not divide, or JSON and YAML contradict each other.
+    """
+    path, values = config.deepspeed, read_deepspeed_json(config.deepspeed)
+    for section in ("bf16", "fp16", "zero_optimization", "data_types"):
+        if section in values and not isinstance(values[section], dict):
+            raise UserError(
+                path, section, f"must be an object (got {values[section]!r}); correct it"
+            )
+    stage = values.get("zero_optimization", {}).get("stage", 0)
+    if stage not in SUPPORTED_STAGES:
+        raise UserError(path, "zero_optimization.stage", f"{stage} is not supported; use 0, 1 or 2")
+    if precision_of(values) == "fp16":
+        raise UserError(
+            path, "fp16.enabled", "fp16 training is not supported; enable bf16 or neither"
+        )
+    accumulation = accumulation_steps(config, world_size, config_file)
+    training, optimizer = config.training, config.optimizer
+    for key, value, owner in (
+        ("train_batch_size", training.global_batch_size, "training.global_batch_size"),
+        ("train_micro_batch_size_per_gpu", training.micro_batch_size, "training.micro_batch_size"),
+        ("gradient_accumulation_steps", accumulation, "training.global_batch_size"),
+        ("gradient_clipping", optimizer.clip, "optimizer.clip"),
+    ):
+        said = values.get(key, "auto")
+        if said not in ("auto", value):
+            raise UserError(
+                path,
+                key,
+                f"{said} contradicts {config_file}: {owner}, which makes it {value}; remove it here",
+            )
+        values[key] = value
+    for key in ("optimizer", "scheduler"):
+        if key in values:
+            raise UserError(
+                path, key, f"contradicts {config_file}: optimizer, which owns it; remove it here"
+            )
+    values.setdefault("zero_allow_untested_optimizer", True)
+    # One progress line of ours instead of DeepSpeed's.
+    values.setdefault("steps_per_print", 10**9)
+    if values.get("bf16", {}).get("enabled"):
+        # Without it bf16 gradients add up in bf16, and an inf under a finite loss reaches Adam.
+        values["bf16"].setdefault("check_grad_overflow", True)
+        values.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+    return values
+
+
+def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Path) -> int:
+    """Micro-batches of one update on one rank.
+
+    Raises: UserError naming the batch sizes that divide.
+    """
+    batch, micro = config.training.global_batch_size, config.training.micro_batch_size
+    if batch % (micro * world_size):
+        per_rank = [size for size in range(1, batch + 1) if batch % (size * world_size) == 0]
+        mend = (
+            f"set training.micro_batch_size to one of {per_rank[-8:]}"
+            if per_rank
+            else f"use a number of ranks that divides {batch}"
+        )
+        raise UserError(
+            config_file,
+            "training.global_batch_size",
+            f"{batch} is no multiple of micro_batch_size {micro} × {world_size} ranks; {mend}",
+        )
+    return batch // (micro * world_size)
+
+
+def precision_of(deepspeed: dict[str, Any]) -> Precision:
+    """Precision of the forward and backward pass that a DeepSpeed configuration asks for."""
+    for name in ("bf16", "fp16"):
+        if deepspeed.get(name, {}).get("enabled"):
+            return name
+    return "fp32"

@@ -1,0 +1,258 @@
+"""RUN.yaml and `key=value` overrides in, a `RunConfig` or one clear line out. Knows no torch."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from sgt_ds.config.model import PRESETS
+from sgt_ds.config.run import RunConfig
+from sgt_ds.errors import UserError
+
+# What may differ between a run and its resumption: where it writes and reports, how it is cut into
+# micro-batches and executed. Everything else is the run's identity.
+NOT_IDENTITY = frozenset(
+    {
+        "preset",
+        "run_dir",
+        "resume",
+        "fork",
+        "deepspeed",
+        "telemetry",
+        "checkpoint",
+        "training.micro_batch_size",
+        "training.validate_every",
+        "training.validation_sequences",
+        "training.log_every",
+        "training.activation_checkpointing",
+        "training.compile",
+        "training.max_skipped_steps",
+        "data.validation",
+    }
+)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML as PyYAML reads it, but a key that stands twice is an error, not a silent override."""
+
+
+def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key '{key}' stands twice", key_node.start_mark
+            )
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping_without_duplicates)
+
+
+def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run configuration, apply `key=value` overrides, and check all of it.
+
+    `overrides`: dotted keys with YAML values, as `growth.k_max=2`; `deepspeed=F` included.
+    Raises: UserError naming the file, the full path of the key and the mend.
+    """
+    values = _read_yaml(path)
+    for override in overrides:
+        _apply_override(values, override)
+    _check_preset(path, values)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise _as_user_error(path, error) from None
+
+
+def config_differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """Keys of the run's identity in which two configurations differ, as `key: old -> new`."""
+    before, after = dict(_identity(old)), dict(_identity(new))
+    return [
+        f"{key}: {before.get(key)} -> {after.get(key)}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+
+
+def config_hash(config: RunConfig) -> str:
+    """SHA-256 of the run's identity, in hex: the same at every world size and micro-batch."""
+    text = json.dumps(dict(_identity(config)), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def dump_run_config(config: RunConfig) -> str:
+    """The resolved configuration as YAML, each key under the text that documents it."""
+    return "\n".join(_commented_lines(config, indent=0)) + "\n"
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(path, None, "no such configuration file; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(path, None, f"cannot be read ({error}); give a UTF-8 YAML file") from None
+    try:
+        values = yaml.load(text, Loader=_StrictLoader)
+    except RecursionError:
+        raise UserError(
+            path, None, "is nested too deeply; a run configuration has two levels"
+        ) from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else None
+        problem = getattr(error, "problem", None) or str(error)
+        raise UserError(path, where, f"is not valid YAML: {problem}; correct it") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise UserError(path, None, "must hold keys and values, as `preset: 573m`")
+    return values
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise UserError(f"override '{override}'", None, "must read key=value, as growth.k_max=2")
+    try:
+        value = yaml.load(text, Loader=_StrictLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or "nested too deeply"
+        raise UserError(
+            f"override '{override}'", key, f"value is not valid YAML: {problem}"
+        ) from None
+    *parents, leaf = key.split(".")
+    place = values
+    for parent in parents:
+        child = place.setdefault(parent, {})
+        if child is None:
+            child = place[parent] = {}
+        if not isinstance(child, dict):
+            raise UserError(
+                f"override '{override}'",
+                key,
+                f"'{parent}' holds a value, not keys; shorten the path",
+            )
+        place = child
+    place[leaf] = value
+
+
+def _check_preset(path: Path, values: Mapping[str, Any]) -> None:
+    name = values.get("preset")
+    if name is None:
+        if "model" not in values:
+            raise UserError(
+                path, "preset", f"is missing; name one of {', '.join(PRESETS)}, or give `model`"
+            )
+        return
+    if name not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise UserError(
+            path, "preset", f"'{name}' is unknown{_nearest(str(name), PRESETS)}; known: {known}"
+        )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+def _as_user_error(path: Path, error: ValidationError) -> UserError:
+    # A misspelt key often leaves the right one missing: the misspelt one is the cause.
+    details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
+    detail = details[0]
+    # pydantic adds the tried union member (a type's name) to the location: not a key of the user's.
+    location = _keys_of(detail["loc"])
+    field = ".".join(location) or None
+    if detail["type"] == "extra_forbidden":
+        siblings = _fields_at(location[:-1])
+        hint = _nearest(location[-1], siblings) or f"; known: {', '.join(siblings)}"
+        return UserError(path, field, f"unknown key{hint}")
+    if detail["type"] == "missing":
+        return UserError(path, field, "is missing; add it")
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "value_error":
+        key, separator, rest = message.partition(": ")
+        if separator and field is None and " " not in key:  # a check across sections names its key
+            return UserError(path, key, rest)
+        return UserError(path, field, message)
+    return UserError(path, field, f"{message} (got {detail.get('input')!r}); correct it")
+
+
+def _keys_of(location: Sequence[str | int]) -> list[str]:
+    """The keys of a pydantic location, without the names of the union members that it tried."""
+    keys: list[str] = []
+    for part in location:
+        section = _section_at(keys)
+        if isinstance(part, str) and keys and (section is None or part == section.__name__):
+            continue
+        if isinstance(part, str) and ("[" in part or part.startswith("constrained-")):
+            continue
+        keys.append(str(part))
+    return keys
+
+
+def _fields_at(path: Sequence[str]) -> list[str]:
+    """Names of the keys that the section at `path` knows; empty where no section lies there."""
+    section = _section_at(path)
+    return list(section.model_fields) if section else []
+
+
+def _section_at(path: Sequence[str]) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = RunConfig
+    for part in path:
+        if section is None:
+            return None
+        if not part.isdigit():
+            info = section.model_fields.get(part)
+            section = _section_of(info) if info else None
+    return section
+
+
+def _section_of(info: FieldInfo) -> type[BaseModel] | None:
+    candidates = [info.annotation, *get_args(info.annotation)]
+    for candidate in list(candidates):
+        candidates.extend(get_args(candidate))
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _identity(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if prefix in NOT_IDENTITY:
+            return
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            yield prefix, value
+
+    yield from walk("", config.model_dump(mode="json"))
+
+
+def _commented_lines(section: BaseModel, indent: int) -> Iterator[str]:
+    pad = "  " * indent
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if info.description:
+            yield f"{pad}# {' '.join(info.description.split())}"
+        if isinstance(value, BaseModel):
+            yield f"{pad}{name}:"
+            yield from _commented_lines(value, indent + 1)
+        else:
+            plain = section.model_dump(mode="json", include={name})
+            text = yaml.safe_dump(plain[name], sort_keys=False, default_flow_style=True, width=1000)
+            yield f"{pad}{name}: {text.removesuffix('...' + chr(10)).strip()}"

@@ -1,0 +1,281 @@
+"""The run configuration: one typed value for RUN.yaml and its overrides. Knows no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from sgt_ds.config.model import PRESETS, ModelConfig, Section
+
+Method = Literal[
+    "vanilla",
+    "block_loop",
+    "attention_loop",
+    "high_entropy_loop",
+    "low_entropy_loop",
+    "sgt",
+]
+Entry = Literal["decay", "none", "ramp"]
+Direction = Literal["d2s", "s2d"]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+
+
+class FromJournal(Section):
+    """Layers picked from another run's journal, as the paper picks the static methods' layers."""
+
+    from_journal: Path
+    """Growth journal of the run whose entropies are ranked."""
+    step: NonNegativeInt
+    """Step of that journal whose (EMA) entropies count."""
+    top: PositiveInt
+    """How many layers of highest mean entropy are taken."""
+
+
+class GrowthConfig(Section):
+    """How the model's depth grows. A method uses the keys that it needs."""
+
+    k_max: PositiveInt = 3
+    """Upper bound of a looping layer's depth (K_max); method sgt."""
+    layers: PositiveInt | list[NonNegativeInt] | FromJournal = 3
+    """sgt: how many layers loop in the end (L). Other methods: the layers, by list or by journal."""
+    heads: PositiveInt = 2
+    """Heads that a looping layer re-applies (h); method sgt."""
+    loops: PositiveInt = 1
+    """Times a layer is re-applied; every method but sgt and vanilla."""
+    stages: list[PositiveInt] = Field(default=[10, 2], min_length=1)
+    """Heads that are left after each window; methods high_entropy_loop and low_entropy_loop."""
+    t_start: NonNegativeInt = 250
+    """Applied updates before the first decision (t_start)."""
+    interval: PositiveInt = 250
+    """Applied updates between two decisions (Δt)."""
+    direction: Direction = "d2s"
+    """Order of growth: deep to shallow, or shallow to deep."""
+    exclude_layers: list[NonNegativeInt] = Field(default=[0])
+    """Layers that never loop (0-based)."""
+    entropy_ema: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Weight of the past in the moving average of the entropies; 0 decides from one step."""
+    entropy_every: PositiveInt = 1
+    """Applied updates between two measurements."""
+    entry: Entry = "decay"
+    """How a loop enters: all heads with a falling factor, at once, or with a rising factor."""
+    freeze_at: NonNegativeInt | None = None
+    """Update count from which nothing is decided any more."""
+
+
+class DataSource(Section):
+    """One prepared set of token shards."""
+
+    path: Path
+    """Directory that `sgt-ds data prepare` wrote."""
+    weight: PositiveFloat = 1.0
+    """Share of the training sequences, relative to the other sources."""
+
+
+class DataConfig(Section):
+    """What the model reads."""
+
+    train: list[DataSource] = Field(min_length=1)
+    """Prepared sets to train from."""
+    validation: Path | None = None
+    """Prepared set for the validation loss."""
+    sequence_length: PositiveInt = 4096
+    """Positions of one sequence (N); a sample holds one token more."""
+    document_mask: bool = False
+    """Keep attention within a document."""
+
+
+class TrainingConfig(Section):
+    """How long, how much at once, and how often something is written."""
+
+    steps: PositiveInt = 5035
+    """Applied optimizer updates of the whole run."""
+    global_batch_size: PositiveInt = 1024
+    """Sequences of one update, over all ranks."""
+    micro_batch_size: PositiveInt = 8
+    """Sequences of one forward pass on one rank."""
+    seed: NonNegativeInt = 0
+    """Seed of the initial weights and of the data order."""
+    validate_every: PositiveInt = 250
+    """Updates between two validations; the last update is validated too."""
+    validation_sequences: PositiveInt = 256
+    """Sequences of the validation set that are read, at most."""
+    log_every: PositiveInt = 10
+    """Updates between two lines of log and metrics."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations."""
+    compile: bool = True
+    """Compile each block with torch.compile."""
+    max_skipped_steps: PositiveInt = 20
+    """Updates skipped in a row (non-finite gradients) after which the run stops."""
+
+
+class OptimizerConfig(Section):
+    """AdamW with a cosine schedule."""
+
+    lr: PositiveFloat = 6.0e-4
+    """Highest learning rate."""
+    betas: tuple[Ratio, Ratio] = (0.9, 0.95)
+    """Decay rates of the moments."""
+    eps: PositiveFloat = 1.0e-8
+    """Added to the denominator."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Decoupled decay, on matrices only."""
+    clip: PositiveFloat = 1.0
+    """Largest norm of the gradients; this key owns it, not the DeepSpeed file."""
+    warmup_steps: NonNegativeInt = 250
+    """Updates over which the learning rate rises from 0."""
+    final_lr_ratio: Ratio = 0.1
+    """Learning rate of the last update, as a share of the highest."""
+
+
+class CheckpointConfig(Section):
+    """When the run is saved and what is kept."""
+
+    every: PositiveInt = 500
+    """Updates between two checkpoints; the last update is saved too."""
+    keep_last: PositiveInt = 3
+    """Newest checkpoints that are kept."""
+
+
+class TelemetryConfig(Section):
+    """Where the exporters listen."""
+
+    enabled: bool = True
+    """Serve metrics from every rank."""
+    host: str = "127.0.0.1"
+    """Address that the exporters bind."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 9400
+    """Port of local rank 0; local rank r listens on port + r."""
+    certificate: Path | None = None
+    """PEM certificate; with it the exporters speak TLS."""
+    private_key: Path | None = None
+    """PEM key of the certificate."""
+    client_ca: Path | None = None
+    """PEM certificate authority; with it only clients that it signed may scrape."""
+
+    @model_validator(mode="after")
+    def _certificate_needs_key(self) -> TelemetryConfig:
+        if (self.certificate is None) != (self.private_key is None):
+            raise ValueError("certificate and private_key go together; give both or neither")
+        if self.client_ca is not None and self.certificate is None:
+            raise ValueError("client_ca needs certificate and private_key")
+        return self
+
+
+class RunConfig(Section):
+    """Everything that RUN.yaml says, with the preset filled in."""
+
+    preset: str | None = None
+    """Name of a model shape; `model` may change single values of it."""
+    model: ModelConfig
+    """Shape of the model."""
+    method: Method = "sgt"
+    """Growth policy."""
+    growth: GrowthConfig = GrowthConfig()
+    data: DataConfig
+    training: TrainingConfig = TrainingConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    deepspeed: Path
+    """DeepSpeed JSON: ZeRO stage, precision, communication."""
+    run_dir: Path
+    """Directory that the run writes to."""
+    resume: Literal["auto", "never"] | Path = "auto"
+    """auto: go on from the newest good checkpoint of run_dir; never; or a checkpoint to go on from."""
+    fork: Path | None = None
+    """Checkpoint of another run whose weights and optimizer start this one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        name = values.get("preset")
+        if isinstance(name, str) and name in PRESETS:
+            given = values.get("model") or {}
+            if isinstance(given, ModelConfig):
+                return values
+            if isinstance(given, dict):
+                return {**values, "model": {**PRESETS[name].model_dump(), **given}}
+        return values
+
+    @model_validator(mode="after")
+    def _method_fits_model(self) -> RunConfig:
+        for key, fault in growth_faults(self.method, self.growth, self.model):
+            raise ValueError(f"growth.{key}: {fault}")
+        return self
+
+
+def growth_faults(
+    method: Method, growth: GrowthConfig, model: ModelConfig
+) -> list[tuple[str, str]]:
+    """What in `growth` the method or the model's shape does not allow: pairs (key, fault and mend)."""
+    faults: list[tuple[str, str]] = []
+    last = model.num_layers - 1
+    if method == "vanilla":
+        return faults
+    for layer in growth.exclude_layers:
+        if layer > last:
+            faults.append(("exclude_layers", f"layer {layer} does not exist; the last is {last}"))
+    eligible = model.num_layers - len(set(growth.exclude_layers))
+    if method == "sgt":
+        if not isinstance(growth.layers, int):
+            faults.append(("layers", "method sgt takes the number of layers; give an integer"))
+        elif growth.layers > eligible:
+            faults.append(
+                (
+                    "layers",
+                    f"{growth.layers} exceeds the {eligible} eligible layers; set {eligible} or fewer",
+                )
+            )
+        if growth.heads > model.num_heads:
+            faults.append(
+                (
+                    "heads",
+                    f"{growth.heads} exceeds the model's {model.num_heads}; set {model.num_heads} or fewer",
+                )
+            )
+        return faults
+    if isinstance(growth.layers, int):
+        faults.append(
+            (
+                "layers",
+                f"method {method} takes a list of layers, as [1], or {{from_journal, step, top}}",
+            )
+        )
+    elif isinstance(growth.layers, list):
+        if not growth.layers:
+            faults.append(("layers", "the list is empty; name at least one layer"))
+        for layer in growth.layers:
+            if layer > last:
+                faults.append(("layers", f"layer {layer} does not exist; the last is {last}"))
+        if len(set(growth.layers)) != len(growth.layers):
+            faults.append(("layers", "a layer stands twice; name each once"))
+    elif growth.layers.top > eligible:
+        faults.append(
+            (
+                "layers.top",
+                f"{growth.layers.top} exceeds the {eligible} eligible layers; set {eligible} or fewer",
+            )
+        )
+    if method in ("high_entropy_loop", "low_entropy_loop"):
+        if list(growth.stages) != sorted(growth.stages, reverse=True):
+            faults.append(("stages", "the numbers of heads must fall from stage to stage"))
+        if growth.stages[-1] > model.num_heads:
+            faults.append(
+                (
+                    "stages",
+                    f"{growth.stages[-1]} exceeds the model's {model.num_heads} heads; end with fewer",
+                )
+            )
+    return faults

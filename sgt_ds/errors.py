@@ -1,0 +1,33 @@
+"""The one root of every error that this package raises on purpose. Knows no room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class SgtError(Exception):
+    """Root of the package's errors. `exit_code` is what a command ends with when it meets one."""
+
+    exit_code = 1
+
+
+class UserError(SgtError):
+    """A mistake in what the user gave: rendered as one line `file: field: fault and mend`, exit 2.
+
+    `file`: the file (or flag, or host) at fault. `field`: the key, line or flag inside it, or None.
+    `mend`: what is wrong and what to do, in one line.
+    """
+
+    exit_code = 2
+
+    def __init__(self, file: str | Path, field: str | None, mend: str) -> None:
+        self.file, self.field, self.mend = str(file), field, " ".join(mend.split())
+        super().__init__(": ".join(part for part in (self.file, self.field, self.mend) if part))
+
+
+class Diverged(SgtError):
+    """Training stopped because loss or gradients stayed non-finite."""
+
+
+class StateMismatch(SgtError):
+    """Ranks hold different architectural states; the message names the ranks."""

@@ -1,0 +1,68 @@
+"""How a loop enters: Θ and the step in, the passes that a model runs out. Pure.
+
+Entry factors as in the paper's FLOPs (`decay`), without any (`none`), or rising (`ramp`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgt_ds.config import Entry
+from sgt_ds.growth.state import Loop, Scope, State
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The passes of one looping layer in one update.
+
+    `heads`: ascending indices of the heads that are computed; None means all of them.
+    `scale`: one factor a pass and computed head, shape (depth, heads), in [0, 1];
+    None means that no factor is applied. Its values change each step of a window, its shape and
+    its presence only at a window's edges: a compiled block depends on `kind`, never on values.
+    """
+
+    depth: int
+    scope: Scope
+    heads: tuple[int, ...] | None
+    scale: tuple[tuple[float, ...], ...] | None
+
+    def head_count(self, num_heads: int) -> int:
+        """How many heads one pass computes."""
+        return num_heads if self.heads is None else len(self.heads)
+
+
+def passes_at(
+    state: State, step: int, *, entry: Entry, interval: int, num_heads: int
+) -> dict[int, Passes]:
+    """What each looping layer runs in the update after `step` applied updates.
+
+    `interval`: updates of an entry window (Δt). The u-th update after a decision (u = 0, 1, …)
+    has the factor 1 − u/Δt (decay) or u/Δt (ramp).
+    """
+    return {
+        layer: _passes(loop, (step - loop.entered) / interval, entry, num_heads)
+        for layer, loop in state.loops.items()
+    }
+
+
+def _passes(loop: Loop, elapsed: float, entry: Entry, num_heads: int) -> Passes:
+    """`elapsed`: windows since the loop's newest decision; in [0, 1) while it enters."""
+    if loop.scope == "block" or loop.heads is None:
+        return Passes(loop.depth, loop.scope, None, None)
+    if entry == "ramp":
+        # The factor tensor stays after the window, all ones: no new kind of block then.
+        count = len(loop.heads)
+        newest = (min(1.0, elapsed),) * count
+        scale = ((1.0,) * count,) * (loop.depth - 1) + (newest,)
+        return Passes(loop.depth, loop.scope, loop.heads, scale)
+    if entry == "decay" and elapsed < 1 and loop.leaving:
+        staying, leaving = set(loop.heads), set(loop.leaving)
+        falling = 1.0 - elapsed
+        factors = tuple(
+            1.0 if head in staying else falling if head in leaving else 0.0
+            for head in range(num_heads)
+        )
+        return Passes(loop.depth, loop.scope, None, (factors,) * loop.depth)
+    if len(loop.heads) == num_heads:
+        return Passes(loop.depth, loop.scope, None, None)
+    return Passes(loop.depth, loop.scope, loop.heads, None)

@@ -1,0 +1,80 @@
+"""Progress of long work: a bar on a terminal, a line now and then elsewhere. Knows no room."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+LINE_EVERY_SECONDS = 10.0
+
+
+def duration(seconds: float) -> str:
+    """A duration for a person: `42s`, `3m07s`, `2h05m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class Progress:
+    """Shows how much of `total` units is done, how fast, and when it ends, on stderr.
+
+    On a terminal a bar; elsewhere one complete line every ten seconds and one at the end.
+    """
+
+    def __init__(self, label: str, total: float | None, unit: str) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.done = 0.0
+        self._started = self._last_line = time.monotonic()
+        self._bar = (
+            tqdm(desc=label, total=total, unit=unit, unit_scale=True, leave=True)
+            if sys.stderr.isatty()
+            else None
+        )
+
+    def advance(self, amount: float = 1, note: str = "") -> None:
+        """Count `amount` more units as done; `note` stands behind the figures."""
+        self.done += amount
+        if self._bar is not None:
+            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(amount)
+        elif time.monotonic() - self._last_line >= LINE_EVERY_SECONDS:
+            self._print_line(note)
+
+    def close(self, note: str = "") -> None:
+        """End the bar, or print the last line."""
+        if self._bar is not None:
+            self._bar.close()
+        else:
+            self._print_line(note or "done")
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close("" if error is None else "stopped")
+
+    def _print_line(self, note: str) -> None:
+        self._last_line = now = time.monotonic()
+        elapsed = max(now - self._started, 1e-9)
+        rate = self.done / elapsed
+        parts = [f"{self.label}: {self.done:,.0f}"]
+        if self.total:
+            parts[0] += f"/{self.total:,.0f}"
+        parts[0] += f" {self.unit}"
+        parts.append(f"{rate:,.1f} {self.unit}/s")
+        if self.total and rate > 0 and self.done < self.total:
+            parts.append(f"ETA {duration((self.total - self.done) / rate)}")
+        if note:
+            parts.append(note)
+        print("  ".join(parts), file=sys.stderr, flush=True)
