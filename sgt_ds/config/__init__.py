@@ -7,6 +7,7 @@ from sgt_ds.config.deepspeed import (
     read_deepspeed_json,
     resolve_deepspeed,
 )
+from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import (
     config_differences,
     config_hash,
@@ -44,6 +45,7 @@ __all__ = [
     "OptimizerConfig",
     "Precision",
     "RunConfig",
+    "RunLayout",
     "TelemetryConfig",
     "TrainingConfig",
     "accumulation_steps",

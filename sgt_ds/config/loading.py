@@ -35,6 +35,7 @@ NOT_IDENTITY = frozenset(
         "training.activation_checkpointing",
         "training.compile",
         "training.max_skipped_steps",
+        "training.collective_timeout_seconds",
         "data.validation",
     }
 )

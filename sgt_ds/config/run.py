@@ -116,6 +116,8 @@ class TrainingConfig(Section):
     """Compile each block with torch.compile."""
     max_skipped_steps: PositiveInt = 20
     """Updates skipped in a row (non-finite gradients) after which the run stops."""
+    collective_timeout_seconds: PositiveFloat = 600.0
+    """How long a collective waits for a late rank before the run fails."""
 
 
 class OptimizerConfig(Section):

@@ -1,0 +1,48 @@
+"""Where things lie in a run directory: the one place that knows the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Paths inside one run directory."""
+
+    run_dir: Path
+
+    @property
+    def config(self) -> Path:
+        """Resolved run configuration."""
+        return self.run_dir / "run.yaml"
+
+    @property
+    def journal(self) -> Path:
+        """Growth journal, JSON Lines."""
+        return self.run_dir / "growth.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """Metrics by step, JSON Lines."""
+        return self.run_dir / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints, one directory a step."""
+        return self.run_dir / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Log files, one a rank."""
+        return self.run_dir / "logs"
+
+    @property
+    def stop_request(self) -> Path:
+        """While this file is there, ranks save and end after the update in progress."""
+        return self.run_dir / "control" / "stop"
+
+    @property
+    def freeze_request(self) -> Path:
+        """While this file is there, growth decides nothing any more."""
+        return self.run_dir / "control" / "freeze"
