@@ -1,0 +1,33 @@
+"""The attention sub-layer over all heads or a gathered few. Knows no depth, no layer, no schedule."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from sgt_ds.model.norm import rms_norm
+from sgt_ds.model.rope import rotate
+
+
+def attention(
+    x: Tensor, norm: Tensor, qkv: Tensor, output: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pre-norm, RoPE, causal attention and output projection of the heads whose weights are given.
+
+    `x`: floating (sequences, positions, d); `norm`: (d,); `qkv`: (3, heads, head_size, d);
+    `output`: (d, heads, head_size); tables as in `rotate`. Weights are cast to the dtype of `x`.
+    Returns what the sub-layer adds to the residual stream, shape of `x`, and its rotated queries
+    and keys, each (sequences, heads, positions, head_size). Paper, eq. 1 and 2.
+    """
+    sequences, positions, width = x.shape
+    _, heads, head_size, _ = qkv.shape
+    normed = rms_norm(x, norm, eps)
+    # One product for queries, keys and values of all the heads that are computed.
+    projected = F.linear(normed, qkv.to(x.dtype).view(3 * heads * head_size, width))
+    split = projected.view(sequences, positions, 3, heads, head_size)
+    query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+    query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    joined = mixed.transpose(1, 2).reshape(sequences, positions, heads * head_size)
+    added = F.linear(joined, output.to(x.dtype).view(width, heads * head_size))
+    return added, query, key
