@@ -1,0 +1,59 @@
+"""The launcher's thin entry: `deepspeed --module sgt_ds.train RUN.yaml [key=value …]`.
+
+Only builds, trains, closes. Exit status: 0 done or stopped on request, 1 failed, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sgt_ds.config import RunConfig, load_run_config
+from sgt_ds.errors import SgtError, UserError
+
+log = logging.getLogger("sgt_ds")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train as this rank. Returns the exit status."""
+    joined = False
+    try:
+        config, config_file = _configuration(arguments)
+        from sgt_ds.training import check_run_directory, join_ranks, leave_ranks, run
+
+        resuming = check_run_directory(config)
+        ranks = join_ranks(config.training.collective_timeout_seconds)
+        joined = True
+        try:
+            run(config, ranks, config_file, resuming=resuming)
+        finally:
+            leave_ranks()
+    except SgtError as error:
+        # Until the ranks joined, all of them meet the same error; one line is enough.
+        if joined or os.environ.get("RANK", "0") == "0":
+            print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def _configuration(arguments: Sequence[str] | None) -> tuple[RunConfig, str]:
+    parser = argparse.ArgumentParser(
+        prog="python -m sgt_ds.train", description="One rank of a training run."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--deepspeed_config", type=Path, help="DeepSpeed JSON instead of the run's")
+    parser.add_argument("--local_rank", type=int, help="given by the launcher, which sets LOCAL_RANK")
+    options = parser.parse_intermixed_args(arguments)
+    overrides = list(options.overrides)
+    if options.deepspeed_config is not None:
+        overrides.append(f"deepspeed={options.deepspeed_config}")
+    return load_run_config(options.run, overrides), str(options.run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

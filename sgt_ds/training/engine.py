@@ -1,0 +1,135 @@
+"""The process group and the DeepSpeed engine: all that this package tells DeepSpeed stands here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from torch import nn
+
+from sgt_ds.config import OptimizerConfig, RunConfig, resolve_deepspeed
+
+# Set for one process that no launcher started, so that `python -m sgt_ds.train` works as well.
+_SINGLE_PROCESS = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands among all of them."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    host_group: dist.ProcessGroup
+    """gloo group of all ranks, for host-side values: no device synchronisation."""
+
+    @property
+    def is_main(self) -> bool:
+        """Global rank 0 writes journal, metrics and log, and exports the model-wide series."""
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank: the same answer on all of them. Collective."""
+        votes = torch.tensor([int(flag)])
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.host_group)
+        return bool(votes.item())
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        dist.barrier(group=self.host_group)
+
+
+def join_ranks(timeout_seconds: float) -> Ranks:
+    """Join the process group that the launcher's environment describes. Collective.
+
+    `timeout_seconds`: how long a collective waits for a rank that is late.
+    """
+    if not {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"} & os.environ.keys():
+        os.environ.update(_SINGLE_PROCESS)
+    accelerator = get_accelerator()
+    on_cpu = accelerator.device_name() == "cpu"
+    if on_cpu:
+        # DeepSpeed would compile a shared-memory all-reduce on first use (~40 s, needs a
+        # compiler, and a killed build hangs every later run); gloo alone needs none of it.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    timeout = timedelta(seconds=timeout_seconds)
+    deepspeed.init_distributed(
+        dist_backend="gloo" if on_cpu else accelerator.communication_backend_name(),
+        timeout=timeout,
+        verbose=False,
+    )
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if not on_cpu:
+        accelerator.set_device(local_rank)
+    return Ranks(
+        rank=dist.get_rank(),
+        local_rank=local_rank,
+        world_size=dist.get_world_size(),
+        device=torch.device(accelerator.current_device_name()),
+        host_group=dist.new_group(backend="gloo", timeout=timeout),
+    )
+
+
+def leave_ranks() -> None:
+    """Leave the process group: a gloo run that just ends may abort at exit."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Optimizer groups: matrices decay, norm weights do not."""
+
+    def select(matrices: bool) -> list[nn.Parameter]:
+        return [p for p in model.parameters() if (p.ndim > 1) == matrices]
+
+    return [
+        {"params": select(True), "weight_decay": weight_decay},
+        {"params": select(False), "weight_decay": 0.0},
+    ]
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW from torch: DeepSpeed's own is compiled on first use."""
+    return torch.optim.AdamW(
+        parameter_groups(model, config.weight_decay),
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        fused=True,
+    )
+
+
+def build_engine(
+    model: nn.Module, config: RunConfig, ranks: Ranks, config_file: str
+) -> deepspeed.DeepSpeedEngine:
+    """Wrap the model in a DeepSpeed engine with ZeRO, precision and clipping as configured.
+
+    Raises: UserError where the DeepSpeed file and the run configuration do not fit each other.
+    """
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=build_optimizer(model, config.optimizer),
+        config=resolve_deepspeed(config, ranks.world_size, config_file),
+        dist_init_required=False,
+    )
+    return engine
+
+
+def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
+    """Give every parameter group the same learning rate."""
+    for group in groups:
+        group["lr"] = rate

@@ -1,0 +1,275 @@
+"""The training loop: one update read top to bottom, and what happens around it.
+
+Built from finished parts (`build.py` joins them). Knows no file format and no DeepSpeed option.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sgt_ds.config import RunConfig
+from sgt_ds.data import Loader
+from sgt_ds.flops import FlopsCounter
+from sgt_ds.growth import Decision, GrowthController
+from sgt_ds.model import loop_inputs
+from sgt_ds.progress import duration
+from sgt_ds.telemetry import Exporter, StepRecord
+from sgt_ds.training.engine import Ranks, set_learning_rate
+from sgt_ds.training.faults import SkippedSteps, StopRequest
+from sgt_ds.training.run_directory import MetricsFile
+from sgt_ds.training.schedule import learning_rate
+from sgt_ds.training.totals import StepTotals
+from sgt_ds.training.validation import ValidationLoss
+
+log = logging.getLogger("sgt_ds")
+
+
+class Checkpoints(Protocol):
+    """What the loop needs of the checkpoint room."""
+
+    def save(self, step: int, state: dict[str, Any]) -> float:
+        """Save a checkpoint on all ranks; returns its seconds. Collective."""
+
+    def newest(self) -> str:
+        """The newest good checkpoint, for a message."""
+
+
+@dataclass
+class Clock:
+    """How far a run has come. `step` counts applied updates only: it is the growth clock.
+
+    `tokens`: of all consumed batches, skipped ones too. `run_seconds`: spent in updates.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    run_seconds: float = 0.0
+
+
+class Trainer:
+    """Trains until the last step, a request to stop, or divergence."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        ranks: Ranks,
+        engine: Any,
+        loader: Loader,
+        growth: GrowthController,
+        flops: FlopsCounter,
+        telemetry: Exporter | None,
+        metrics: MetricsFile | None,
+        checkpoints: Checkpoints,
+        stop: StopRequest,
+        validation: ValidationLoss | None,
+        peak_flops: float | None,
+    ) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.engine = engine
+        self.loader = loader
+        self.growth = growth
+        self.flops = flops
+        self.telemetry = telemetry
+        self.metrics = metrics
+        self.checkpoints = checkpoints
+        self.stop = stop
+        self.validation = validation
+        self.peak_flops = peak_flops
+        self.clock = Clock()
+        self.skips = SkippedSteps(config.training.max_skipped_steps)
+        self._started_at = (0.0, 0)  # seconds and step at which this process began to train
+        self._last_logged = (0.0, 0)  # seconds and tokens
+
+    def train(self) -> bool:
+        """Run the remaining updates. Returns whether the run is complete.
+
+        Raises: Diverged, StateMismatch.
+        """
+        steps = self.config.training.steps
+        now = time.perf_counter()
+        self._started_at, self._last_logged = (now, self.clock.step), (now, self.clock.tokens)
+        while self.clock.step < steps:
+            if self.train_step():
+                self._after_step()
+            if self.ranks.any(self.stop.is_set()):
+                log.info("step %d: asked to stop; saving", self.clock.step)
+                self.save()
+                return False
+        self.growth.flush()
+        return True
+
+    def train_step(self) -> bool:
+        """Take one optimizer step and record it. Returns whether an update was applied.
+
+        Raises: Diverged after too many skips in a row; StateMismatch, naming the ranks.
+        """
+        started = time.perf_counter()
+        clock, training = self.clock, self.config.training
+        passes = self.growth.passes(clock.step)
+        loops = loop_inputs(passes, self.ranks.device)
+        measure = self.growth.measures(clock.step)
+        rate = learning_rate(clock.step, training.steps, self.config.optimizer)
+        set_learning_rate(self.engine.optimizer.param_groups, rate)
+
+        totals = StepTotals(self.ranks.device)
+        for sample in self.loader.next_step():  # token ids, int64 (sequences, positions + 1)
+            sample = sample.to(self.ranks.device, non_blocking=True)
+            output = self.engine(sample[:, :-1], sample[:, 1:], loops=loops, measure=measure)
+            self.engine.backward(output.loss)
+            totals.add(output)
+            self.engine.step()  # updates on the last micro-batch only
+
+        tokens = training.global_batch_size * self.config.data.sequence_length
+        clock.tokens += tokens
+        self.flops.add(tokens, passes)
+        clock.run_seconds += time.perf_counter() - started
+        # A finite loss can hide an inf gradient: the engine judges the reduced gradients,
+        # and every rank gets the same verdict.
+        if not self.engine.was_step_applied():
+            self._count_skip()
+            return False
+        self.skips.applied()
+        clock.step += 1
+        if totals.entropy is not None:
+            self.growth.observe(clock.step, totals.entropy)
+        decision = self.growth.decide(clock.step, self.flops.total)
+        if decision is not None:
+            self._report_decision(decision)
+        seconds = time.perf_counter() - started
+        if self.telemetry is not None:
+            self.telemetry.observe_step(clock.step, seconds)
+        if clock.step % training.log_every == 0 or clock.step == training.steps:
+            self._report_step(totals.mean_loss(), rate, seconds)
+        return True
+
+    def save(self) -> None:
+        """Save a checkpoint. Collective."""
+        self.growth.flush()  # the journal first: resume cuts it back to here
+        seconds = self.checkpoints.save(self.clock.step, self.state_dict())
+        log.info("step %d: checkpoint saved in %.1f s", self.clock.step, seconds)
+        if self.telemetry is not None:
+            self.telemetry.publish_checkpoint(seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values that `load_state_dict` takes; the same on every rank."""
+        return {
+            "step": self.clock.step,
+            "tokens": self.clock.tokens,
+            "run_seconds": self.clock.run_seconds,
+            "batches": self.loader.batches,
+            "skipped_steps": self.skips.total,
+            "data_fingerprint": self.loader.fingerprint,
+            "flops": self.flops.state_dict(),
+            "growth": self.growth.state_dict(),
+            "telemetry": self.telemetry.state_dict() if self.telemetry is not None else {},
+        }
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.clock = Clock(values["step"], values["tokens"], values["run_seconds"])
+        self.skips.total = values["skipped_steps"]
+        self.loader.seek(values["batches"])
+        self.flops.load_state_dict(values["flops"])
+        self.growth.load_state_dict(values["growth"])
+        if self.telemetry is not None and values["telemetry"]:
+            self.telemetry.load_state_dict(values["telemetry"])
+
+    def close(self) -> None:
+        """Close files, ports and threads; safe after an error."""
+        self.loader.close()
+        if self.growth.journal is not None:
+            self.growth.journal.close()
+        if self.metrics is not None:
+            self.metrics.close()
+        if self.telemetry is not None:
+            self.telemetry.close()
+
+    def _after_step(self) -> None:
+        step, training = self.clock.step, self.config.training
+        last = step == training.steps
+        if self.validation is not None and (last or step % training.validate_every == 0):
+            self._validate(self.validation)
+        if last or step % self.config.checkpoint.every == 0:
+            self.save()
+
+    def _count_skip(self) -> None:
+        # Its entropy enters neither the moving average nor the journal.
+        log.warning("step %d: update skipped, gradients not finite", self.clock.step)
+        if self.telemetry is not None:
+            self.telemetry.publish_skip()
+        self.skips.skipped(self.clock.step, self.checkpoints.newest())
+
+    def _report_decision(self, decision: Decision) -> None:
+        log.info("step %d: %s: %s", decision.step, decision.rule, decision.reason)
+        if self.telemetry is not None:
+            self.telemetry.publish_decision(decision.rule)
+
+    def _report_step(self, loss: float, rate: float, seconds: float) -> None:
+        """Log, metrics row and model-wide series. Collective work (the loss) is done already."""
+        self.growth.flush()
+        now, (then, tokens_then) = time.perf_counter(), self._last_logged
+        self._last_logged = (now, self.clock.tokens)
+        speed = (self.clock.tokens - tokens_then) / (now - then)
+        if not self.ranks.is_main:
+            return
+        record = self._record(loss, rate, seconds, speed)
+        if self.metrics is not None:
+            self.metrics.write(record.as_metrics_row())
+        if self.telemetry is not None:
+            self.telemetry.publish(record)
+        log.info("%s", self._progress_line(record))
+
+    def _record(self, loss: float, rate: float, seconds: float, speed: float) -> StepRecord:
+        flops, entropy = self.flops, self.growth.entropy
+        grad_norm = self.engine.get_global_grad_norm()
+        achieved = speed * flops.per_token
+        return StepRecord(
+            step=self.clock.step,
+            tokens=self.clock.tokens,
+            loss=loss,
+            learning_rate=rate,
+            grad_norm=float(grad_norm) if grad_norm is not None else float("nan"),
+            step_seconds=seconds,
+            tokens_per_second=speed,
+            flops=flops.total,
+            vanilla_flops=flops.vanilla,
+            overhead_ratio=flops.overhead_ratio,
+            flops_per_token=flops.per_token,
+            mfu_ratio=(
+                achieved / (self.peak_flops * self.ranks.world_size) if self.peak_flops else None
+            ),
+            data_wait_seconds=self.loader.wait_seconds,
+            skipped_steps=self.skips.total,
+            phase=self.growth.phase(self.clock.step),
+            loops=self.growth.state,
+            entropy=entropy.mean if entropy is not None else None,
+        )
+
+    def _progress_line(self, record: StepRecord) -> str:
+        steps = self.config.training.steps
+        then, first = self._started_at
+        remaining = (steps - record.step) * (time.perf_counter() - then) / (record.step - first)
+        loops = " ".join(f"{layer}×{loop.depth}" for layer, loop in record.loops.loops.items())
+        parts = (
+            f"step {record.step}/{steps}",
+            f"loss {record.loss:.3f}",
+            f"lr {record.learning_rate:.2e}",
+            f"grad {record.grad_norm:.2f}",
+            f"{record.tokens_per_second:,.0f} tok/s",
+            record.phase + (f" {loops}" if loops else ""),
+            f"FLOPs +{100 * record.overhead_ratio:.2f}%",
+            f"ETA {duration(remaining)}",
+        )
+        return "  ".join(parts)
+
+    def _validate(self, validation: ValidationLoss) -> None:
+        loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
+        loss = validation(loops)
+        log.info("step %d: validation loss %.4f", self.clock.step, loss)
+        if self.metrics is not None:
+            self.metrics.write({"step": self.clock.step, "validation_loss": loss})

@@ -1,0 +1,151 @@
+"""RUN.yaml, overrides and the DeepSpeed JSON: what is refused, and with which line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sgt_ds.config import (
+    PRESETS,
+    config_differences,
+    config_hash,
+    dump_run_config,
+    load_run_config,
+    resolve_deepspeed,
+)
+from sgt_ds.errors import UserError
+from sgt_ds.flops import parameter_count
+
+RUN = {
+    "preset": "573m",
+    "data": {"train": [{"path": "shards"}], "sequence_length": 4096},
+    "training": {"global_batch_size": 1024, "micro_batch_size": 8},
+    "deepspeed": "ds.json",
+    "run_dir": "runs/a",
+}
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(RUN))
+    return path
+
+
+def deepspeed_file(tmp_path: Path, **values: object) -> str:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}, **values}))
+    return f"deepspeed={path}"
+
+
+def test_presets_have_the_paper_s_sizes() -> None:
+    # Paper, table of model configurations: 275M, 573M, 1.2B.
+    sizes = {name: round(parameter_count(PRESETS[name]) / 1e6) for name in ("275m", "573m", "1.2b")}
+    assert sizes == {"275m": 275, "573m": 573, "1.2b": 1211}
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("growth.k_mx=2", "growth.k_mx: unknown key; did you mean 'k_max'?"),
+        ("optimiser.lr=1", "optimiser: unknown key; did you mean 'optimizer'?"),
+        ("data.train=[{path: a, wieght: 2}]", "data.train.0.wieght: unknown key; did you mean 'weight'?"),
+        ("growth.heads=20", "growth.heads: 20 exceeds the model's 16; set 16 or fewer"),
+        ("growth.layers=16", "growth.layers: 16 exceeds the 15 eligible layers; set 15 or fewer"),
+        ("growth.k_max=0", "growth.k_max: Input should be greater than 0"),
+        ("growth.layers={from_jurnal: x}", "growth.layers.from_jurnal: unknown key; did you mean 'from_journal'?"),
+        ("preset=537m", "preset: '537m' is unknown; did you mean '573m'?"),
+        ("training.steps=many", "training.steps: Input should be a valid integer"),
+        ("model.hidden_size=100", "model: hidden_size 100 must be a multiple of 2 × num_heads"),
+        ("method=block_loop", "growth.layers: method block_loop takes a list of layers"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_file_key_and_mend(
+    run_file: Path, override: str, line: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        load_run_config(run_file, [override])
+    assert str(error.value).startswith(f"{run_file}: {line}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["preset: [", "- a\n- b\n", "preset: 573m\npreset: 275m\n", "a: " + "[" * 5000, "\x00", "? {a: b}\n: c"],
+)
+def test_broken_yaml_is_refused_without_a_traceback(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError):
+        load_run_config(path)
+
+
+def test_the_saved_configuration_reads_back_as_the_same_run(run_file: Path, tmp_path: Path) -> None:
+    config = load_run_config(run_file, ["growth.k_max=2", "model.vocab_size=1000", "optimizer.lr=6e-4"])
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(dump_run_config(config))
+    again = load_run_config(saved)
+    assert again == config
+    assert config_hash(again) == config_hash(config)
+
+
+def test_identity_ignores_what_may_change_between_resumes(run_file: Path) -> None:
+    config = load_run_config(run_file)
+    moved = load_run_config(run_file, ["training.micro_batch_size=4", "telemetry.port=1234"])
+    other = load_run_config(run_file, ["growth.k_max=1"])
+    assert config_differences(config, moved) == []
+    assert config_differences(config, other) == ["growth.k_max: 3 -> 1"]
+    assert config_hash(config) == config_hash(moved) != config_hash(other)
+
+
+def test_a_contradiction_between_yaml_and_json_names_both_places(
+    run_file: Path, tmp_path: Path
+) -> None:
+    config = load_run_config(run_file, [deepspeed_file(tmp_path, gradient_clipping=0.5)])
+    with pytest.raises(UserError) as error:
+        resolve_deepspeed(config, 2, run_file)
+    assert "ds.json: gradient_clipping: 0.5 contradicts" in str(error.value)
+    assert f"{run_file}: optimizer.clip" in str(error.value)
+
+
+def test_json_may_repeat_what_yaml_says(run_file: Path, tmp_path: Path) -> None:
+    override = deepspeed_file(tmp_path, gradient_clipping=1.0, train_micro_batch_size_per_gpu="auto")
+    values = resolve_deepspeed(load_run_config(run_file, [override]), 4, run_file)
+    assert values["gradient_accumulation_steps"] == 1024 // (8 * 4)
+
+
+def test_bf16_gradients_are_checked_and_added_up_in_fp32(run_file: Path, tmp_path: Path) -> None:
+    config = load_run_config(run_file, [deepspeed_file(tmp_path, bf16={"enabled": True})])
+    values = resolve_deepspeed(config, 1, run_file)
+    assert values["bf16"]["check_grad_overflow"] is True
+    assert values["data_types"]["grad_accum_dtype"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage"),
+        ({"optimizer": {"type": "AdamW"}}, "optimizer"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled"),
+        ({"bf16": True}, "bf16"),
+        ({"train_batch_size": 512}, "train_batch_size"),
+    ],
+)
+def test_deepspeed_files_that_cannot_work_are_refused(
+    run_file: Path, tmp_path: Path, values: dict[str, object], key: str
+) -> None:
+    config = load_run_config(run_file, [deepspeed_file(tmp_path, **values)])
+    with pytest.raises(UserError) as error:
+        resolve_deepspeed(config, 2, run_file)
+    assert error.value.field == key
+
+
+def test_a_batch_that_does_not_divide_names_sizes_that_do(run_file: Path, tmp_path: Path) -> None:
+    config = load_run_config(
+        run_file, [deepspeed_file(tmp_path), "training.global_batch_size=24", "training.micro_batch_size=5"]
+    )
+    with pytest.raises(UserError, match=r"set training.micro_batch_size to one of \[1, 2, 3, 4, 6, 12\]"):
+        resolve_deepspeed(config, 2, run_file)
