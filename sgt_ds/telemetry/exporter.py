@@ -1,0 +1,292 @@
+"""The exporter of one rank: training tells it what happened, Prometheus reads it over HTTP.
+
+No method that training calls after `start` raises or waits. Knows no torch and no file of the run
+but the one in which it keeps what scrapers have seen.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from sgt_ds.files import write_text_atomically
+from sgt_ds.telemetry.metrics import INFO_LABELS, RULES
+from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.server import Endpoint, MetricsServer
+from sgt_ds.telemetry.snapshot import Counters, Snapshot, counters_of, families, highest
+
+log = logging.getLogger("sgt_ds")
+
+# Scrapes within this time share one rendering, so that many scrapers cost as much as one.
+RENDERING_LASTS_SECONDS = 0.2
+
+
+class ModelShape(Protocol):
+    """What is known of the model; `sgt_ds.config.ModelConfig` is one."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+
+
+class Exporter(Collector):
+    """Serves this rank's metrics on `config.port + local_rank`."""
+
+    def __init__(
+        self,
+        config: Endpoint,
+        *,
+        model_wide: bool,
+        local_rank: int,
+        rank: int,
+        info: Mapping[str, str],
+        model: ModelShape,
+        run_steps: int | None = None,
+        counters_file: Path | None = None,
+    ) -> None:
+        """Nothing listens before `start`.
+
+        `model_wide`: whether to serve the model-wide series (global rank 0).
+        `info`: labels of sgt_run_info, names as in `metrics.INFO_LABELS`; no secrets.
+        `run_steps`: updates that the run is configured to apply.
+        `counters_file`: where the model-wide counters stand as scrapers last saw them, so that a
+        run that crashed and resumed at an older checkpoint does not serve lower ones.
+        """
+        unknown = info.keys() - set(INFO_LABELS)
+        if unknown:
+            raise ValueError(f"sgt_run_info has no label {sorted(unknown)}; it has {INFO_LABELS}")
+        self._endpoint, self._local_rank = config, local_rank
+        self._counters_file = counters_file if model_wide else None
+        self._snapshot = Snapshot(
+            rank=rank,
+            model_wide=model_wide,
+            num_layers=model.num_layers,
+            num_heads=model.num_heads,
+            info=dict(info),
+            step_timestamp=time.time(),
+            run_steps=run_steps,
+        )
+        self._floors: Counters = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        self._server: MetricsServer | None = None
+        self._faults_told: set[str] = set()
+        self._scrape_failures = 0
+        self._rendering = threading.Lock()
+        self._rendered: dict[str, tuple[float, Snapshot, bytes]] = {}
+        self._keeping = threading.Lock()
+        self._kept = ""
+        self._end_seen = threading.Event()
+
+    def start(self) -> None:
+        """Begin to serve. Raises: UserError where the address cannot be bound (telemetry.port)."""
+        if self._counters_file is not None:
+            self._floors = highest(self._floors, _read_counters(self._counters_file))
+        self._server = MetricsServer(self._endpoint, self._local_rank, self._render)
+
+    @property
+    def port(self) -> int:
+        """The port that is served, or would be."""
+        return self._server.port if self._server else self._endpoint.port + self._local_rank
+
+    def close(self, wait_seconds: float = 0.0) -> None:
+        """Release the port.
+
+        `wait_seconds`: after `finish`, how long to wait at most until a scraper has read the end.
+        """
+        if self._server is None:
+            return
+        if self._snapshot.run_state != "running":
+            self._end_seen.wait(wait_seconds)
+        self._server.close()
+        self._server = None
+
+    def observe_step(
+        self, step: int, seconds: float, data_wait_seconds: float | None = None
+    ) -> None:
+        """An update made the count `step`. On every rank, each update; costs microseconds.
+
+        `data_wait_seconds`: what this process has waited for data so far.
+        """
+
+        def change(now: Snapshot) -> Snapshot:
+            waited = now.data_wait_seconds if data_wait_seconds is None else data_wait_seconds
+            return replace(
+                now,
+                step=step,
+                step_timestamp=time.time(),
+                histogram=now.histogram.observe(seconds),
+                data_wait_seconds=waited,
+            )
+
+        self._change("observe_step", change)
+        if self._server is not None and not self._server.is_alive():
+            self._tell_once("the server", "its thread has ended; metrics are no longer served")
+
+    def publish(self, record: StepRecord) -> None:
+        """A logged update. Counts it as `observe_step` does, unless that has been called for it."""
+
+        def change(now: Snapshot) -> Snapshot:
+            histogram, timestamp = now.histogram, now.step_timestamp
+            if record.step > now.step:
+                histogram, timestamp = histogram.observe(record.step_seconds), time.time()
+            return replace(
+                now,
+                record=record,
+                step=record.step,
+                step_timestamp=timestamp,
+                histogram=histogram,
+                skipped_steps=record.skipped_steps,
+                data_wait_seconds=record.data_wait_seconds,
+            )
+
+        self._change("publish", change)
+
+    def publish_skip(self) -> None:
+        """An update was skipped."""
+        self._change("publish_skip", lambda now: replace(now, skipped_steps=now.skipped_steps + 1))
+
+    def publish_decision(self, kind: str) -> None:
+        """A growth decision; `kind` is its rule."""
+
+        def change(now: Snapshot) -> Snapshot:
+            counts = {**now.growth_events, kind: now.growth_events[kind] + 1}
+            return replace(now, growth_events=counts)
+
+        self._change("publish_decision", change)
+
+    def publish_checkpoint(self, seconds: float) -> None:
+        """A checkpoint is complete; it took `seconds`."""
+        self._change(
+            "publish_checkpoint",
+            lambda now: replace(now, checkpoint_seconds=seconds, checkpoint_timestamp=time.time()),
+        )
+
+    def publish_validation(self, loss: float) -> None:
+        """A validation loss, nats per token."""
+        self._change("publish_validation", lambda now: replace(now, validation_loss=loss))
+
+    def finish(self, state: Literal["completed", "stopped", "failed"]) -> None:
+        """The run has ended: complete, as asked, or by a failure. Serving goes on until `close`."""
+        self._change("finish", lambda now: replace(now, run_state=state))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint that is being taken now."""
+        now = self._snapshot
+        return {
+            "counters": highest(counters_of(now), self._floors),
+            "growth_events": dict(now.growth_events),
+            "skipped_steps": now.skipped_steps,
+            "step": now.step,
+            "checkpoint_seconds": now.checkpoint_seconds,
+            "taken": time.time(),
+        }
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+
+        def change(now: Snapshot) -> Snapshot:
+            events = {kind: int(values["growth_events"].get(kind, 0)) for kind in RULES}
+            self._floors = highest(self._floors, values["counters"])
+            return replace(
+                now,
+                growth_events=events,
+                skipped_steps=values["skipped_steps"],
+                step=values["step"],
+                checkpoint_seconds=values["checkpoint_seconds"],
+                # What can be loaded was completed, soon after its state was taken.
+                checkpoint_timestamp=values["taken"],
+            )
+
+        self._change("load_state_dict", change)
+
+    def collect(self) -> Iterator[Family]:
+        """The metric families of now, for prometheus_client."""
+        now = self._snapshot
+        now = replace(now, failures=now.failures + self._scrape_failures)
+        return families(now, highest(counters_of(now), self._floors))
+
+    def _change(self, what: str, change: Callable[[Snapshot], Snapshot]) -> None:
+        # Training is the only writer, so no lock; a reference is replaced in one piece.
+        try:
+            self._snapshot = change(self._snapshot)
+        except Exception as error:
+            self._failed(what, repr(error))
+
+    def _failed(self, what: str, why: str) -> None:
+        self._snapshot = replace(self._snapshot, failures=self._snapshot.failures + 1)
+        self._tell_once(what, why)
+
+    def _scrape_failed(self, error: Exception) -> None:
+        # Not in the snapshot: training alone writes that.
+        self._scrape_failures += 1
+        self._tell_once("a scrape", repr(error))
+
+    def _tell_once(self, what: str, why: str) -> None:
+        if what not in self._faults_told:
+            self._faults_told.add(what)
+            log.error("telemetry: %s failed, training goes on (told once): %s", what, why)
+
+    def _render(self, accept: str) -> tuple[str, bytes]:
+        """What one scrape gets. In the server's threads."""
+        encoder, content_type = choose_encoder(accept)
+        with self._rendering:
+            snapshot = self._snapshot
+            cached = self._rendered.get(content_type)
+            fresh = cached is not None and time.monotonic() - cached[0] < RENDERING_LASTS_SECONDS
+            if cached is not None and fresh and cached[1].run_state == snapshot.run_state:
+                body = cached[2]
+            else:
+                try:
+                    body = encoder(self._registry)
+                except Exception as error:
+                    self._scrape_failed(error)
+                    raise
+                self._rendered = {content_type: (time.monotonic(), snapshot, body)}
+        self._keep_counters()
+        if snapshot.run_state != "running":
+            self._end_seen.set()
+        return content_type, body
+
+    def _keep_counters(self) -> None:
+        """Remember what this scrape saw. One thread at a time: a disk may hang, scrapes may not."""
+        if self._counters_file is None or not self._keeping.acquire(blocking=False):
+            return
+        try:
+            text = json.dumps(highest(counters_of(self._snapshot), self._floors))
+            if text != self._kept:
+                write_text_atomically(self._counters_file, text + "\n")
+                self._kept = text
+        except OSError as error:
+            self._scrape_failed(error)
+        finally:
+            self._keeping.release()
+
+
+def _read_counters(path: Path) -> Counters:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            str(name): {str(label): float(value) for label, value in series.items()}
+            for name, series in values.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        log.warning(
+            "telemetry: %s not readable, counters may fall at this restart: %s", path, error
+        )
+        return {}

@@ -1,0 +1,72 @@
+"""What the trainer tells about an update. Plain values: knows no torch, no server, no file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # growth's face brings torch along, which a scrape target list does not need
+    from sgt_ds.growth import State
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One logged update. Cumulative values count from the run's first update, across resumes."""
+
+    step: int
+    """Applied updates."""
+    tokens: int
+    """Tokens consumed so far, those of skipped updates too."""
+    loss: float
+    """Mean loss of this update's global batch, nats per token."""
+    learning_rate: float
+    """Learning rate of this update."""
+    grad_norm: float
+    """Global L2 norm of the gradients before clipping."""
+    step_seconds: float
+    """Duration of this update."""
+    tokens_per_second: float
+    """Tokens per second of all ranks together."""
+    flops: int
+    """FLOPs spent so far."""
+    vanilla_flops: int
+    """FLOPs that the same tokens cost without loops."""
+    overhead_ratio: float
+    """(flops − vanilla_flops) / vanilla_flops."""
+    flops_per_token: int
+    """FLOPs of one token with the loops of now."""
+    mfu_ratio: float | None
+    """Share of the devices' peak in use, 0–1; None where the peak is unknown."""
+    data_wait_seconds: float
+    """Seconds that this process has waited for data."""
+    skipped_steps: int
+    """Updates skipped so far."""
+    phase: str
+    """warmup, growing or fixed."""
+    loops: State
+    """Θ, the architectural state."""
+    entropy: Sequence[Sequence[float]] | None
+    """Normalized entropies [layer][head], 0–1 or NaN; None before the first measurement."""
+    planned_overhead_ratio: float | None = None
+    """What overhead_ratio is planned to be at this step; None where no plan is known."""
+
+    def as_metrics_row(self) -> dict[str, Any]:
+        """The row of metrics.jsonl. What is not finite becomes null: JSON has no word for it."""
+        row: dict[str, Any] = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "loss": self.loss,
+            "learning_rate": self.learning_rate,
+            "grad_norm": self.grad_norm,
+            "step_seconds": self.step_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "flops": self.flops,
+            "overhead_ratio": self.overhead_ratio,
+            "phase": self.phase,
+        }
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in row.items()
+        }

@@ -1,0 +1,212 @@
+"""What an exporter knows at one moment, and how it reads as Prometheus metric families.
+
+A snapshot is immutable: training replaces it whole, a scrape reads whichever is there. So a scrape
+can neither see half an update nor hold training up, and what is no longer so is gone at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as Family
+
+from sgt_ds.telemetry.metrics import (
+    INFO_LABELS,
+    METRICS,
+    PHASES,
+    RULES,
+    RUN_STATES,
+    STEP_BUCKETS_SECONDS,
+    Metric,
+)
+from sgt_ds.telemetry.record import StepRecord
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Label values and value of each series of a metric."""
+
+Counters = dict[str, dict[str, float]]
+"""Counters by metric name and by the value of the one label, "" where a metric has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepHistogram:
+    """Durations of updates: one count a bucket (not cumulative), the last for what exceeds all."""
+
+    counts: tuple[int, ...] = (0,) * (len(STEP_BUCKETS_SECONDS) + 1)
+    sum_seconds: float = 0.0
+
+    def observe(self, seconds: float) -> StepHistogram:
+        """A copy with one more duration."""
+        counts = list(self.counts)
+        counts[bisect.bisect_left(STEP_BUCKETS_SECONDS, seconds)] += 1
+        return StepHistogram(tuple(counts), self.sum_seconds + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that a scrape can see."""
+
+    rank: int
+    model_wide: bool
+    num_layers: int
+    num_heads: int
+    info: Mapping[str, str]
+    step_timestamp: float
+    record: StepRecord | None = None
+    step: int = 0
+    run_steps: int | None = None
+    skipped_steps: int = 0
+    histogram: StepHistogram = StepHistogram()
+    data_wait_seconds: float = 0.0
+    validation_loss: float | None = None
+    growth_events: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
+    checkpoint_seconds: float | None = None
+    checkpoint_timestamp: float | None = None
+    run_state: str = "running"
+    failures: int = 0
+
+
+def counters_of(snapshot: Snapshot) -> Counters:
+    """The model-wide counters: those whose value is a run's total, whichever process counts."""
+    record = snapshot.record
+    counters: Counters = {
+        "sgt_optimizer_steps_total": {"": snapshot.step},
+        "sgt_skipped_steps_total": {"": snapshot.skipped_steps},
+        "sgt_growth_events_total": dict(snapshot.growth_events),
+    }
+    if record is not None:
+        counters["sgt_tokens_total"] = {"": record.tokens}
+        counters["sgt_flops_total"] = {"": record.flops}
+        counters["sgt_vanilla_flops_total"] = {"": record.vanilla_flops}
+    return counters
+
+
+def highest(first: Counters, second: Counters) -> Counters:
+    """Of each counter, the higher value of two."""
+    merged = {name: dict(values) for name, values in first.items()}
+    for name, values in second.items():
+        mine = merged.setdefault(name, {})
+        for label, value in values.items():
+            mine[label] = max(value, mine.get(label, value))
+    return merged
+
+
+def families(snapshot: Snapshot, counters: Counters) -> Iterator[Family]:
+    """The metric families of a snapshot, in the table's order, empty ones left out.
+
+    `counters`: the model-wide counters to serve.
+    """
+    values = _values(snapshot, counters)
+    for metric in METRICS:
+        if metric.scope == "model" and not snapshot.model_wide:
+            continue
+        family = _family(metric, values, snapshot)
+        if family.samples:
+            yield family
+
+
+def _family(metric: Metric, values: Mapping[str, Samples], snapshot: Snapshot) -> Family:
+    if metric.kind == "histogram":
+        bounds = [*map(str, STEP_BUCKETS_SECONDS), "+Inf"]
+        counts = accumulate(snapshot.histogram.counts)
+        return HistogramMetricFamily(
+            metric.name,
+            metric.help,
+            buckets=list(zip(bounds, counts, strict=True)),
+            sum_value=snapshot.histogram.sum_seconds,
+        )
+    if metric.kind == "info":
+        labels = {name: snapshot.info.get(name, "") for name in INFO_LABELS}
+        name = metric.name.removesuffix("_info")
+        return InfoMetricFamily(name, metric.help, {**labels, "rank": str(snapshot.rank)})
+    kind: Callable[..., Any] = (
+        CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    )
+    family: Family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels_, value in values.get(metric.name, ()):
+        family.add_metric(labels_, value)  # type: ignore[attr-defined]
+    return family
+
+
+def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
+    values: dict[str, Samples] = {
+        name: [((label,) if label else (), value) for label, value in series.items()]
+        for name, series in counters.items()
+    }
+    values |= {
+        "sgt_run_steps": _one(snapshot.run_steps),
+        "sgt_validation_loss": _one(snapshot.validation_loss),
+        "sgt_checkpoint_duration_seconds": _one(snapshot.checkpoint_seconds),
+        "sgt_checkpoint_last_success_timestamp_seconds": _one(snapshot.checkpoint_timestamp),
+        "sgt_data_wait_seconds_total": _one(snapshot.data_wait_seconds),
+        "sgt_rank_step": _one(snapshot.step),
+        "sgt_rank_last_step_timestamp_seconds": _one(snapshot.step_timestamp),
+        "sgt_run_state": _one_of(RUN_STATES, snapshot.run_state),
+        "sgt_telemetry_failures_total": _one(snapshot.failures),
+    }
+    if snapshot.record is not None:
+        values |= _record_values(snapshot.record, snapshot)
+    return values
+
+
+def _record_values(record: StepRecord, snapshot: Snapshot) -> dict[str, Samples]:
+    depth = {layer: loop.depth for layer, loop in record.loops.loops.items()}
+    looped = {
+        layer: range(snapshot.num_heads) if loop.heads is None else loop.heads
+        for layer, loop in record.loops.loops.items()
+    }
+    entropy = [
+        (layer, [(head, value) for head, value in enumerate(heads) if math.isfinite(value)])
+        for layer, heads in enumerate(record.entropy or ())
+    ]
+    measured = [(str(layer), [value for _, value in heads]) for layer, heads in entropy if heads]
+    return {
+        "sgt_loss": _one(record.loss),
+        "sgt_learning_rate": _one(record.learning_rate),
+        "sgt_gradient_norm": _one(record.grad_norm),
+        "sgt_tokens_per_second": _one(record.tokens_per_second),
+        "sgt_flops_overhead_ratio": _one(record.overhead_ratio),
+        "sgt_flops_overhead_plan_ratio": _one(record.planned_overhead_ratio),
+        "sgt_flops_per_token": _one(record.flops_per_token),
+        "sgt_mfu_ratio": _one(record.mfu_ratio),
+        "sgt_growth_phase": _one_of(PHASES, record.phase),
+        "sgt_loop_depth": [
+            ((str(layer),), depth.get(layer, 0)) for layer in range(snapshot.num_layers)
+        ],
+        "sgt_looped_head": [
+            ((str(layer), str(head)), 1) for layer, heads in looped.items() for head in heads
+        ],
+        "sgt_layer_entropy_ratio": [((layer,), _mean(heads)) for layer, heads in measured],
+        "sgt_layer_entropy_variance": [((layer,), _variance(heads)) for layer, heads in measured],
+        "sgt_head_entropy_ratio": [
+            ((str(layer), str(head)), value) for layer, heads in entropy for head, value in heads
+        ],
+    }
+
+
+def _one(value: float | None) -> Samples:
+    return [] if value is None else [((), value)]
+
+
+def _one_of(names: tuple[str, ...], current: str) -> Samples:
+    return [((name,), float(name == current)) for name in names]
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _variance(values: list[float]) -> float:
+    mean = _mean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / len(values)
