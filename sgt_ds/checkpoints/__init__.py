@@ -1,0 +1,70 @@
+"""Checkpoints that are whole or absent: saved by all ranks, verified before use, rotated.
+
+`save`, `load`, `load_weights_only` and `newest_good_for_all` are collective and need torch; the
+others read a folder and do not, so that commands start quickly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sgt_ds.checkpoints.manifest import MANIFEST_NAME, STATE_NAME, Manifest, read_manifest
+from sgt_ds.checkpoints.store import (
+    LATEST_NAME,
+    CheckpointInfo,
+    folder_name,
+    list_checkpoints,
+    newest_good,
+    read_latest,
+    read_state,
+    resolve,
+    size_on_disk,
+    verify,
+)
+
+if TYPE_CHECKING:
+    from sgt_ds.checkpoints.agreement import SaveFailed
+    from sgt_ds.checkpoints.loading import load, load_weights_only, newest_good_for_all
+    from sgt_ds.checkpoints.payload import load_payload
+    from sgt_ds.checkpoints.saving import save
+
+__all__ = [
+    "LATEST_NAME",
+    "MANIFEST_NAME",
+    "STATE_NAME",
+    "CheckpointInfo",
+    "Manifest",
+    "SaveFailed",
+    "folder_name",
+    "list_checkpoints",
+    "load",
+    "load_payload",
+    "load_weights_only",
+    "newest_good",
+    "newest_good_for_all",
+    "read_latest",
+    "read_manifest",
+    "read_state",
+    "resolve",
+    "save",
+    "size_on_disk",
+    "verify",
+]
+
+_NEEDS_TORCH = {
+    "SaveFailed": "agreement",
+    "load": "loading",
+    "load_weights_only": "loading",
+    "newest_good_for_all": "loading",
+    "load_payload": "payload",
+    "save": "saving",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is first asked for."""
+    import importlib
+
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)

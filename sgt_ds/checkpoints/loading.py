@@ -1,0 +1,135 @@
+"""Put a verified checkpoint back into a DeepSpeed engine, on all ranks together.
+
+Rank 0 verifies every file before any rank loads one; bad input ends the load on all ranks with the
+same error, before DeepSpeed's collectives begin. Knows no trainer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sgt_ds.checkpoints import store
+from sgt_ds.checkpoints.agreement import agree_on_input, from_first, rank_and_size
+from sgt_ds.checkpoints.payload import safe_payload
+from sgt_ds.checkpoints.rng import load_rng
+from sgt_ds.checkpoints.saving import parameter_shapes, rng_name
+from sgt_ds.checkpoints.store import CheckpointInfo
+from sgt_ds.errors import UserError
+
+
+def newest_good_for_all(directory: Path, group: Any = None) -> CheckpointInfo | None:
+    """`newest_good` by rank 0, told to every rank: all go on from the same checkpoint.
+
+    Raises: UserError where there are checkpoints and none is good: a run that has been saved never
+    silently starts anew.
+    """
+    info, error = None, None
+    if rank_and_size(group)[0] == 0:
+        try:
+            info = store.newest_good(directory)
+            if info is None and directory.is_dir() and store.list_checkpoints(directory):
+                raise UserError(
+                    directory,
+                    None,
+                    "holds checkpoints, but none is whole; `sgt-ds checkpoint verify` says what is "
+                    "wrong, and `resume=never` with another run_dir starts anew",
+                )
+        except UserError as fault:
+            error = fault
+    agree_on_input(error, group)
+    return from_first(info, group)
+
+
+def load(engine: Any, path: Path, *, group: Any = None) -> dict[str, Any]:
+    """Restore weights, optimizer and random state from `path`; every rank calls this.
+
+    Returns state.json: what the run gave to `save`, and what `save` added (`step`, …).
+    Raises: UserError on all ranks where the checkpoint is damaged, holds pickled code, is of
+    another architecture, or was saved at another world size.
+    """
+    state = _checked_state(engine, path, group)
+    _restore(engine, path, group, scheduler=True)
+    error = None
+    try:
+        load_rng(path / rng_name(rank_and_size(group)[0]))
+    except UserError as fault:
+        error = fault
+    agree_on_input(error, group)
+    return state
+
+
+def load_weights_only(engine: Any, path: Path, *, group: Any = None) -> dict[str, Any]:
+    """Restore weights and optimizer from another run's checkpoint, and nothing else: a fork.
+
+    DeepSpeed's step counters start at 0; random state, clipping and schedule stay the engine's.
+    Returns state.json of the other run. Raises: as `load`.
+    """
+    state = _checked_state(engine, path, group)
+    clip = getattr(engine.optimizer, "clip_grad", None)
+    _restore(engine, path, group, scheduler=False)
+    if clip is not None:
+        engine.optimizer.clip_grad = clip
+    engine.global_steps = engine.global_samples = engine.skipped_steps = 0
+    return state
+
+
+def _checked_state(engine: Any, path: Path, group: Any) -> dict[str, Any]:
+    """state.json of a checkpoint that verifies and fits the engine."""
+    rank, world_size = rank_and_size(group)
+    error: UserError | None = None
+    state: dict[str, Any] = {}
+    try:
+        if rank == 0 and (faults := store.verify(path)):
+            raise UserError(path, None, f"{faults[0]}; use another checkpoint")
+        state = store.read_state(path)
+        _check_shape(path, state, parameter_shapes(engine))
+        saved_at = state.get("world_size")
+        if saved_at != world_size:
+            raise UserError(
+                path,
+                "world_size",
+                f"was saved by {saved_at} ranks and this run has {world_size}; "
+                f"start {saved_at} ranks",
+            )
+        stage = int(engine.zero_optimization_stage())
+        if state.get("zero_stage") != stage:
+            raise UserError(
+                path,
+                "zero_stage",
+                f"was saved under ZeRO-{state.get('zero_stage')} and this run has {stage}; "
+                "use the same stage in the DeepSpeed file",
+            )
+    except UserError as fault:
+        error = fault
+    agree_on_input(error, group)
+    return state
+
+
+def _check_shape(path: Path, state: dict[str, Any], wanted: dict[str, list[int]]) -> None:
+    saved = state.get("parameters")
+    if not isinstance(saved, dict):
+        raise UserError(path, "state.json", "names no parameters; use another checkpoint")
+    for name in [*wanted, *saved]:
+        if saved.get(name) != wanted.get(name):
+            raise UserError(
+                path,
+                "parameters",
+                f"is of another architecture: {name} is {saved.get(name, 'absent')} there and "
+                f"{wanted.get(name, 'absent')} in this run's model; use its own configuration",
+            )
+
+
+def _restore(engine: Any, path: Path, group: Any, *, scheduler: bool) -> None:
+    """Weights and optimizer, through DeepSpeed."""
+    error = None
+    try:
+        with safe_payload(engine):
+            loaded, _ = engine.load_checkpoint(
+                str(path.parent), tag=path.name, load_lr_scheduler_states=scheduler
+            )
+        if loaded is None:
+            error = UserError(path, None, "holds nothing that DeepSpeed can load")
+    except UserError as fault:
+        error = fault
+    agree_on_input(error, group)

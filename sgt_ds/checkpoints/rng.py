@@ -1,0 +1,63 @@
+"""Random number generators of one process, to and from a safetensors file. Knows no checkpoint.
+
+Covers torch (CPU and the current CUDA device), numpy's global generator, and Python's.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from sgt_ds.errors import UserError
+
+
+def save_rng(path: Path) -> None:
+    """Write the state of every generator of this process.
+
+    Tensors: `torch_cpu`, `torch_cuda` uint8; `numpy` uint32 (624,); `python` uint32 (625,).
+    """
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, words, python_gauss = random.getstate()
+    tensors = {
+        "torch_cpu": torch.get_rng_state().numpy(),
+        "numpy": np.asarray(keys, dtype=np.uint32),
+        "python": np.asarray(words, dtype=np.uint32),
+    }
+    if torch.cuda.is_available():
+        tensors["torch_cuda"] = torch.cuda.get_rng_state().numpy()
+    scalars = {
+        "numpy": [name, int(position), int(has_gauss), float(gauss)],
+        "python": [version, python_gauss],
+    }
+    save_file(tensors, path, metadata={"scalars": json.dumps(scalars)})
+
+
+def load_rng(path: Path) -> None:
+    """Put every generator back to where `save_rng` found it.
+
+    Raises: UserError where the file holds something else.
+    """
+    try:
+        with safe_open(path, framework="numpy") as stream:
+            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+            scalars = json.loads((stream.metadata() or {})["scalars"])
+        torch.set_rng_state(torch.from_numpy(tensors["torch_cpu"].copy()))
+        # A run may go on without the accelerator it started with; its state has no use there.
+        if "torch_cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(torch.from_numpy(tensors["torch_cuda"].copy()))
+        name, position, has_gauss, gauss = scalars["numpy"]
+        np.random.set_state((name, tensors["numpy"], position, has_gauss, gauss))
+        version, python_gauss = scalars["python"]
+        random.setstate((version, tuple(tensors["python"].tolist()), python_gauss))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            path,
+            None,
+            f"does not hold the random state of a rank ({error}); use another checkpoint",
+        ) from None

@@ -1,0 +1,258 @@
+"""The folder of a run's checkpoints: what is there, which is the newest good one, what may go.
+
+Knows no torch until it looks into tensor files. DeepSpeed's own `latest` is never read; ours is a
+pointer for people and tools, and resuming goes by what verifies.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sgt_ds.checkpoints.manifest import (
+    MANIFEST_NAME,
+    STATE_NAME,
+    check_sizes,
+    read_json_object,
+    read_manifest,
+    record_of,
+)
+from sgt_ds.errors import UserError
+from sgt_ds.files import fsync_directory, write_text_atomically
+
+log = logging.getLogger(__name__)
+
+LATEST_NAME = "latest"
+
+_FOLDER = re.compile(r"step-([0-9]{8,})")
+_PARTIAL_SUFFIX = ".partial"
+_REPLACED_SUFFIX = ".replaced"
+_LEFTOVER = re.compile(r"\.(step-[0-9]{8,})(\.partial|\.replaced)")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One checkpoint of a folder, as its manifest and file sizes tell it.
+
+    `fault`: why it is no whole checkpoint, or None; its contents are only read by `verify`.
+    `latest`: whether the folder's pointer names it.
+    """
+
+    path: Path
+    step: int
+    sequence: int
+    world_size: int
+    size_bytes: int
+    latest: bool
+    fault: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def folder_name(step: int) -> str:
+    """Name of the checkpoint of `step`: `step-00000250`."""
+    return f"step-{step:08d}"
+
+
+def partial_name(step: int) -> str:
+    """Name under which that checkpoint is written until it is whole."""
+    return f".{folder_name(step)}{_PARTIAL_SUFFIX}"
+
+
+def list_checkpoints(directory: Path) -> list[CheckpointInfo]:
+    """Checkpoints in `directory`, newest first; damaged ones too, with their fault.
+
+    Raises: UserError where `directory` is no folder.
+    """
+    if not directory.is_dir():
+        raise UserError(directory, None, "no such folder of checkpoints")
+    pointer = read_latest(directory)
+    found = [
+        _info(entry, int(match[1]), entry.name == pointer)
+        for entry in directory.iterdir()
+        if (match := _FOLDER.fullmatch(entry.name)) and entry.is_dir()
+    ]
+    return sorted(found, key=lambda info: (info.sequence, info.step), reverse=True)
+
+
+def read_latest(directory: Path) -> str | None:
+    """Name that the pointer `latest` holds, or None where there is none."""
+    try:
+        name = (directory / LATEST_NAME).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return name if _FOLDER.fullmatch(name) else None
+
+
+def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[str]:
+    """Read every file of the checkpoint `path`. Returns its faults, each naming the file.
+
+    A fault is a missing, foreign or changed file, a damaged manifest or state, or a tensor file
+    whose pickle asks for code. `on_bytes` hears of each piece read.
+    """
+    from sgt_ds.checkpoints.pickles import PAYLOAD_SUFFIX, payload_fault
+
+    if not path.is_dir():
+        return [f"{path}: no such checkpoint"]
+    try:
+        manifest = read_manifest(path)
+    except UserError as error:
+        return [str(error)]
+    faults = check_sizes(path, manifest)
+    broken = {fault.split(":")[0] for fault in faults}
+    for name, record in sorted(manifest.files.items()):
+        if name in broken:
+            continue
+        try:
+            if record_of(path / name, on_bytes) != record:
+                faults.append(f"{name}: differs from what was written (xxh3 does not match)")
+                continue
+        except OSError as error:
+            faults.append(f"{name}: cannot be read ({error.strerror})")
+            continue
+        if name.endswith(PAYLOAD_SUFFIX) and (foreign := payload_fault(path / name)):
+            faults.append(f"{name}: {foreign}")
+    try:
+        read_state(path)
+    except UserError as error:
+        if STATE_NAME not in broken:
+            faults.append(f"{STATE_NAME}: {error.field or ''} {error.mend}".replace(":  ", ": "))
+    return faults
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The checkpoint's `state.json`: what the run put in, and what `save` added.
+
+    Raises: UserError where it is missing or damaged.
+    """
+    if not (path / STATE_NAME).is_file():
+        raise UserError(path, STATE_NAME, "is missing: no checkpoint of sgt-ds")
+    return read_json_object(path / STATE_NAME)
+
+
+def newest_good(directory: Path) -> CheckpointInfo | None:
+    """The newest checkpoint of `directory` that verifies; None where there is none.
+
+    Each one that is passed over is logged with the reason.
+    """
+    if not directory.is_dir():
+        return None
+    for info in list_checkpoints(directory):
+        faults = [info.fault] if info.fault else verify(info.path)
+        if not faults:
+            return info
+        more = f" and {len(faults) - 1} more faults" if len(faults) > 1 else ""
+        log.warning("checkpoint %s is passed over: %s%s", info.path, faults[0], more)
+    return None
+
+
+def point_latest(directory: Path, name: str) -> None:
+    """Move the pointer `latest` to `name`, atomically."""
+    write_text_atomically(directory / LATEST_NAME, name + "\n")
+
+
+def install(directory: Path, step: int) -> Path:
+    """Give the whole, synced partial checkpoint of `step` its name. Returns its path.
+
+    A checkpoint of that name (damaged, or of a history that the run went back behind) is replaced.
+    """
+    final = directory / folder_name(step)
+    replaced = directory / f".{final.name}{_REPLACED_SUFFIX}"
+    if final.exists():
+        final.rename(replaced)
+    (directory / partial_name(step)).rename(final)
+    fsync_directory(directory)
+    if replaced.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+    return final
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what a run that died while saving left; bring back what it had just set aside."""
+    for entry in list(directory.iterdir()):
+        match = _LEFTOVER.fullmatch(entry.name)
+        if match is None:
+            continue
+        if match[2] == _REPLACED_SUFFIX and not (directory / match[1]).exists():
+            entry.rename(directory / match[1])
+            continue
+        log.warning("removing %s, left by a run that ended while saving", entry)
+        shutil.rmtree(entry)
+
+
+def next_sequence(directory: Path) -> int:
+    """One more than the largest sequence number in `directory`."""
+    return max((info.sequence for info in list_checkpoints(directory)), default=-1) + 1
+
+
+def rotate(directory: Path, newest: Path, keep_last: int) -> list[Path]:
+    """Remove what is older than the `keep_last` youngest whole checkpoints. Returns the removed.
+
+    `newest`: the one just written and verified; it always stays. Damaged ones do not count, and
+    go when they are older than all that stay. A folder that has gone in the meantime, or can't be
+    removed, stops nothing.
+    """
+    found = list_checkpoints(directory)
+    whole = [info for info in found if info.fault is None and info.path != newest]
+    kept = {newest} | {info.path for info in whole[: max(keep_last, 1) - 1]}
+    oldest_kept = max(index for index, info in enumerate(found) if info.path in kept)
+    removed: list[Path] = []
+    for info in found[oldest_kept + 1 :]:
+        # The manifest goes first: what a kill leaves half-removed is no checkpoint any more.
+        try:
+            (info.path / MANIFEST_NAME).unlink(missing_ok=True)
+            shutil.rmtree(info.path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.warning("old checkpoint %s could not be removed (%s)", info.path, error.strerror)
+            continue
+        removed.append(info.path)
+    return removed
+
+
+def _info(path: Path, step: int, latest: bool) -> CheckpointInfo:
+    try:
+        manifest = read_manifest(path)
+        faults = check_sizes(path, manifest)
+        if manifest.step != step:
+            faults.append(f"{MANIFEST_NAME}: is of step {manifest.step}")
+        fault = faults[0] if faults else None
+        return CheckpointInfo(
+            path, step, manifest.sequence, manifest.world_size, manifest.total_bytes, latest, fault
+        )
+    except (UserError, OSError) as error:
+        # Without its manifest nothing says how old it is: older than all that have one.
+        return CheckpointInfo(path, step, -1, 0, 0, latest, str(error))
+
+
+def resolve(path: Path) -> Path:
+    """The checkpoint that `path` means: itself, or the newest good one of a run or of its folder.
+
+    Raises: UserError where `path` is neither, or none of its checkpoints is good.
+    """
+    if (path / MANIFEST_NAME).exists() or _FOLDER.fullmatch(path.name):
+        return path
+    for directory in (path / "checkpoints", path):
+        if directory.is_dir():
+            info = newest_good(directory)
+            if info is None:
+                raise UserError(directory, None, "holds no good checkpoint; name another folder")
+            return info.path
+    raise UserError(path, None, "no such checkpoint, run or folder of checkpoints")
+
+
+def size_on_disk(path: Path) -> int:
+    """Bytes of the files that `verify` would read, for a progress bar; 0 where unknown."""
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+    except OSError:
+        return 0

@@ -1,0 +1,91 @@
+"""`sgt-ds checkpoint`: list the checkpoints of a run, and verify every byte of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the commands."""
+    group = add_group(commands, "checkpoint", "List and verify checkpoints.")
+    listing = add_command(
+        group,
+        "list",
+        "List the checkpoints of a run, newest first.",
+        "sgt-ds checkpoint list runs/573m-sgt",
+        show,
+    )
+    listing.add_argument("directory", type=Path, metavar="DIR", help="run, or its checkpoints/")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    verifying = add_command(
+        group,
+        "verify",
+        "Read every file of one checkpoint, or of all in a run, and name what is wrong.",
+        "sgt-ds checkpoint verify runs/573m-sgt",
+        check,
+    )
+    verifying.add_argument(
+        "directory", type=Path, metavar="DIR", help="checkpoint, run, or its checkpoints/"
+    )
+    verifying.add_argument("--json", action="store_true", help="print JSON")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the table."""
+    from sgt_ds.checkpoints import list_checkpoints
+
+    found = list_checkpoints(_folder(options.directory))
+    if options.json:
+        print_json([info.as_json() for info in found])
+        return
+    for info in found:
+        size = f"{info.size_bytes / 1e6:,.1f} MB"
+        ranks = f"{info.world_size} ranks"
+        mark = "  latest" if info.latest else ""
+        fault = f"  DAMAGED: {info.fault}" if info.fault else ""
+        print(f"{info.path.name}  step {info.step:,}  {ranks}  {size}{mark}{fault}")
+    if not found:
+        print("no checkpoints")
+
+
+def check(options: argparse.Namespace) -> int:
+    """Print each checkpoint's faults. Returns 2 where there is one."""
+    import sys
+    from contextlib import ExitStack
+
+    from sgt_ds.checkpoints import MANIFEST_NAME, list_checkpoints, size_on_disk, verify
+    from sgt_ds.errors import UserError
+    from sgt_ds.progress import Progress
+
+    given: Path = options.directory
+    if (given / MANIFEST_NAME).exists() or given.name.startswith("step-"):
+        paths = [given]
+    else:
+        paths = [info.path for info in list_checkpoints(_folder(given))]
+    if not paths:
+        raise UserError(given, None, "holds no checkpoints")
+    total_bytes = sum(size_on_disk(path) for path in paths)
+    with ExitStack() as stack:
+        # A small checkpoint is read before a bar would be seen.
+        large = total_bytes > 200e6
+        bar = stack.enter_context(Progress("verify", total_bytes / 1e6, "MB")) if large else None
+        on_bytes = (lambda count: bar.advance(count / 1e6)) if bar is not None else None
+        report = [(path, verify(path, on_bytes)) for path in paths]
+    if options.json:
+        print_json(
+            [{"path": str(path), "good": not faults, "faults": faults} for path, faults in report]
+        )
+    for path, faults in report:
+        if not faults and not options.json:
+            print(f"{path}: good")
+        for fault in faults:
+            print(f"sgt-ds: {path}: {fault}", file=sys.stderr)
+    return 2 if any(faults for _, faults in report) else 0
+
+
+def _folder(directory: Path) -> Path:
+    inner = directory / "checkpoints"
+    return inner if inner.is_dir() else directory
