@@ -1,0 +1,334 @@
+"""Global batches in one order for every world size, prefetched. Knows token sets, no model.
+
+Sequence p of the run (global batch p // G, row p mod G) is a pure function of the seed and p: the
+mixture gives its source and its number there, a keyed permutation its place in the source's epoch.
+Nothing is stored, so resuming anywhere costs nothing, and how many ranks share a batch changes
+nothing about what it holds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from queue import Full, Queue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sgt_ds.config import DataSource
+from sgt_ds.data.mixture import PERIOD, Mixture
+from sgt_ds.data.permutation import Permutation
+from sgt_ds.data.token_set import (
+    TokenSet,
+    check_same_tokenizer,
+    check_sequence_length,
+    open_token_set,
+)
+from sgt_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Preparation shares this room and needs no torch: the functions that need it import it.
+
+ORDER_VERSION = 1
+# Tokens that wait for the trainer, at most (int64: 32 MiB), and micro-batches; at least two of these.
+PREFETCH_TOKENS = 1 << 22
+PREFETCH_MICRO_BATCHES = 64
+_STOP_POLL_SECONDS = 0.1
+
+
+class GlobalOrder:
+    """Which sequence stands where in the run: positions in, (source, sequence) out."""
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
+        self.sizes, self.seed = list(sizes), seed
+        self.mixture = Mixture(weights)
+        self._permutations: dict[tuple[int, int], Permutation] = {}
+
+    def locate(
+        self, positions: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Source and sequence number of each position. All arrays int64 (n,)."""
+        sources, turns = self.mixture.locate(positions)
+        sequences = np.empty_like(turns)
+        for source in np.unique(sources):
+            of_source = np.flatnonzero(sources == source)
+            epochs, places = np.divmod(turns[of_source], self.sizes[source])
+            for epoch in np.unique(epochs):
+                of_epoch = np.flatnonzero(epochs == epoch)
+                permutation = self._permutation(int(source), int(epoch))
+                sequences[of_source[of_epoch]] = permutation(places[of_epoch])
+        return sources, sequences
+
+    def _permutation(self, source: int, epoch: int) -> Permutation:
+        found = self._permutations.get((source, epoch))
+        if found is None:
+            if len(self._permutations) > 4 * len(self.sizes):
+                self._permutations.clear()
+            found = Permutation(self.sizes[source], self.seed, source, epoch)
+            self._permutations[source, epoch] = found
+        return found
+
+
+class Loader:
+    """One rank's share of every global batch.
+
+    Micro-batch j of rank r takes rows j·W·m + r·m … + m − 1 of the batch (W ranks, micro-batch m),
+    so the micro-batches j of all ranks together are consecutive rows.
+
+    Raises: UserError where a set is missing or unfinished, holds no sequence of that length, was
+    made by another tokenizer than the first, or has a weight below one in a thousand.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[DataSource],
+        sequence_length: int,
+        global_batch_size: int,
+        micro_batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        *,
+        pin_memory: bool | None = None,
+    ) -> None:
+        """`pin_memory`: page-locked tensors; None pins where CUDA is there."""
+        if global_batch_size % (micro_batch_size * world_size) or not 0 <= rank < world_size:
+            raise ValueError("the global batch is no multiple of micro-batch × ranks")
+        import torch
+
+        self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self.sequence_length, self.global_batch_size = sequence_length, global_batch_size
+        self.micro_batch_size, self.rank, self.world_size = micro_batch_size, rank, world_size
+        self.token_sets = [open_token_set(source.path) for source in sources]
+        check_same_tokenizer(self.token_sets)
+        for token_set in self.token_sets:
+            check_sequence_length(token_set, sequence_length)
+        self.order = GlobalOrder(
+            [token_set.num_sequences(sequence_length) for token_set in self.token_sets],
+            [source.weight for source in sources],
+            seed,
+        )
+        for source, quota in zip(sources, self.order.mixture.quotas, strict=True):
+            if quota == 0:
+                raise UserError(
+                    source.path,
+                    "data.train.weight",
+                    f"{source.weight:g} is less than one sequence in {PERIOD}; raise it or leave "
+                    "the source out",
+                )
+        self._weights = [source.weight for source in sources]
+        self.batches = 0
+        """Global batches handed out, over all ranks the same number: applied and skipped updates."""
+        self.wait_seconds = 0.0
+        """Seconds that the trainer has waited for data, in all."""
+        self._prefetch: _Prefetch | None = None
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one global batch on this rank."""
+        return self.global_batch_size // (self.micro_batch_size * self.world_size)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What is read, JSON-able: the sets' contents, their quotas, N. Not where they lie."""
+        return {
+            "order": ORDER_VERSION,
+            "sequence_length": self.sequence_length,
+            "sources": [
+                {"set": token_set.fingerprint, "tokens": token_set.tokens, "per_thousand": quota}
+                for token_set, quota in zip(self.token_sets, self.order.mixture.quotas, strict=True)
+            ],
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of `identity`, in hex. A run goes on only where it is the same."""
+        import hashlib
+        import json
+
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def source_tokens(self) -> dict[str, int]:
+        """Target tokens taken from each source in `batches` global batches, over all ranks."""
+        drawn = self.order.mixture.drawn(self.batches * self.global_batch_size)
+        counts: dict[str, int] = {}
+        for token_set, sequences in zip(self.token_sets, drawn, strict=True):
+            name = str(token_set.path)
+            counts[name] = counts.get(name, 0) + sequences * self.sequence_length
+        return counts
+
+    def seek(self, batches: int) -> None:
+        """Go on with global batch `batches`. Reads nothing."""
+        if batches < 0:
+            raise ValueError("batches must not be negative")
+        self._stop_prefetch()
+        self.batches = batches
+
+    def next_step(self) -> Iterator[Tensor]:
+        """The next global batch: its micro-batches of this rank, int64 (micro-batch, N + 1) each.
+
+        `batches` advances at once. What the caller leaves of an iterator is dropped when the next
+        one starts.
+        Raises, while iterated: UserError where a shard cannot be read.
+        """
+        batch = self.batches
+        self.batches += 1
+        return self._micro_batches_of(batch)
+
+    def batch_rows(self, batch: int) -> npt.NDArray[np.int64]:
+        """Rows that this rank takes of a global batch, in the order taken: int64, by micro-batch."""
+        steps = np.arange(self.micro_batches)[:, None] * self.world_size + self.rank
+        rows = steps * self.micro_batch_size + np.arange(self.micro_batch_size)
+        return batch * self.global_batch_size + rows
+
+    def read(self, batch: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Global batch `batch`, unprefetched: this rank's arrays int64 (micro-batch, N + 1)."""
+        positions = self.batch_rows(batch)
+        sources, sequences = self.order.locate(positions.reshape(-1))
+        for step in range(len(positions)):
+            rows = np.empty((self.micro_batch_size, self.sequence_length + 1), dtype=np.int64)
+            start = step * self.micro_batch_size
+            for row, source, sequence in zip(
+                rows,
+                sources[start : start + self.micro_batch_size].tolist(),
+                sequences[start : start + self.micro_batch_size].tolist(),
+                strict=True,
+            ):
+                self.token_sets[source].read_into(row, sequence)
+            yield rows
+
+    def close(self) -> None:
+        """End the background thread. The loader may be used again afterwards."""
+        self._stop_prefetch()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _micro_batches_of(self, batch: int) -> Iterator[Tensor]:
+        if self._prefetch is None or not self._prefetch.will_give(batch):
+            self._stop_prefetch()
+            self._prefetch = _Prefetch(self, batch)
+        prefetch = self._prefetch
+        for step in range(self.micro_batches):
+            started = time.perf_counter()
+            tensor = prefetch.take(batch, step)
+            self.wait_seconds += time.perf_counter() - started
+            yield tensor
+
+    def _stop_prefetch(self) -> None:
+        if self._prefetch is not None:
+            self._prefetch.stop()
+            self._prefetch = None
+
+    def _as_tensor(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        import torch
+
+        tensor = torch.from_numpy(rows)
+        return tensor.pin_memory() if self._pin else tensor
+
+
+_Item = tuple[int, int, "Tensor | BaseException"]
+
+
+class _Prefetch:
+    """A thread that reads micro-batches ahead, from one global batch on, in order."""
+
+    def __init__(self, loader: Loader, batch: int) -> None:
+        micro_tokens = loader.micro_batch_size * (loader.sequence_length + 1)
+        self._loader, self._first = loader, batch
+        ahead = max(2, min(PREFETCH_MICRO_BATCHES, PREFETCH_TOKENS // micro_tokens))
+        self._queue: Queue[_Item] = Queue(maxsize=ahead)
+        self._last_taken = (batch, -1)
+        self._failed = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._fill, name="data-prefetch", daemon=True)
+        self._thread.start()
+
+    def will_give(self, batch: int) -> bool:
+        """Whether the whole of `batch` is still to come, and soon."""
+        taken, step = self._last_taken
+        if self._failed:
+            return False
+        return batch == taken + 1 or (batch == taken and step == -1)
+
+    def take(self, batch: int, step: int) -> Tensor:
+        """Wait for one micro-batch; earlier ones that nobody took are dropped.
+
+        Raises: what reading raised, in the caller's thread.
+        """
+        while True:
+            if (batch, step) <= self._last_taken:
+                raise RuntimeError("a later global batch was begun; this one is gone")
+            found_batch, found_step, content = self._queue.get()
+            if isinstance(content, BaseException):
+                self._failed = True
+                raise content
+            self._last_taken = (found_batch, found_step)
+            if (found_batch, found_step) == (batch, step):
+                return content
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _fill(self) -> None:
+        batch, step = self._first, 0
+        try:
+            while True:
+                for step, rows in enumerate(self._loader.read(batch)):
+                    if not self._put((batch, step, self._loader._as_tensor(rows))):
+                        return
+                batch, step = batch + 1, 0
+        except BaseException as error:  # whatever it was, the trainer must hear of it
+            self._put((batch, step, error))
+
+    def _put(self, item: _Item) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put(item, timeout=_STOP_POLL_SECONDS)
+                return True
+            except Full:
+                continue
+        return False
+
+
+def validation_batches(
+    token_set: TokenSet,
+    sequence_length: int,
+    sequences: int,
+    micro_batch_size: int,
+    rank: int,
+    world_size: int,
+) -> Iterator[Tensor]:
+    """Share of one rank in the set's first `sequences` sequences, in the set's own order.
+
+    Yields int64 (up to micro-batch, N + 1). All ranks together hold each sequence once, at any
+    world size; where the number does not divide, some ranks get fewer rows or batches, so means are
+    to be taken from sums and counts over all ranks.
+    Raises: UserError where the set holds no sequence of that length.
+    """
+    import torch
+
+    check_sequence_length(token_set, sequence_length)
+    total = min(sequences, token_set.num_sequences(sequence_length))
+    for start in range(rank * micro_batch_size, total, world_size * micro_batch_size):
+        size = min(micro_batch_size, total - start)
+        rows = np.empty((size, sequence_length + 1), dtype=np.int64)
+        for offset, row in enumerate(rows):
+            token_set.read_into(row, start + offset)
+        yield torch.from_numpy(rows)

@@ -1,0 +1,174 @@
+"""A prepared set as one long row of training sequences. Knows shards, no order and no mixture."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sgt_ds.config import DataConfig, ModelConfig
+from sgt_ds.data.manifest import NAME, Manifest, read_manifest
+from sgt_ds.data.shards import Shard
+from sgt_ds.errors import UserError
+
+# Mapped shards are kept up to this many: the kernel allows a process about 65,000 mappings.
+MAPPED_SHARDS = 8192
+
+
+class TokenSet:
+    """Shards of one directory, memory-mapped when first read.
+
+    A sequence of length N is N + 1 tokens, of which the last N are targets. Sequences lie at stride
+    N within a shard, so each token is a target once, save a shard's first one and what is left at
+    its end, fewer than N.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self.fingerprint = manifest.fingerprint
+        self._shard_tokens = np.array([shard.tokens for shard in manifest.shards], dtype=np.int64)
+        self._mapped: OrderedDict[int, Shard] = OrderedDict()
+        self._ends: dict[int, npt.NDArray[np.int64]] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it."""
+        return self.manifest.tokenizer.vocab_size
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all shards."""
+        return self.manifest.tokens
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The tokenizer's file, a copy of the one given to `data prepare`."""
+        return self.path / self.manifest.tokenizer.file
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        """SHA-256 of the tokenizer's file, in hex."""
+        return self.manifest.tokenizer.sha256
+
+    def num_sequences(self, sequence_length: int) -> int:
+        """Sequences of `sequence_length` positions that the shards hold."""
+        return int(self._sequence_ends(sequence_length)[-1])
+
+    def sequence(self, index: int, sequence_length: int) -> npt.NDArray[np.int64]:
+        """Tokens of one sequence, int64 (sequence_length + 1,).
+
+        Raises: IndexError; UserError where the shard is missing or is not the manifest's.
+        """
+        row = np.empty(sequence_length + 1, dtype=np.int64)
+        self.read_into(row, index)
+        return row
+
+    def read_into(self, row: npt.NDArray[np.int64], index: int) -> None:
+        """Fill `row`, int64 (N + 1,), with sequence `index` of length N."""
+        length = len(row) - 1
+        ends = self._sequence_ends(length)
+        if not 0 <= index < ends[-1]:
+            raise IndexError(f"sequence {index} of {ends[-1]}")
+        place = int(np.searchsorted(ends, index, side="right"))
+        start = (index - (int(ends[place - 1]) if place else 0)) * length
+        row[:] = self.shard(place).tokens[start : start + length + 1]
+
+    def shard(self, place: int) -> Shard:
+        """The shard at `place` in the manifest, mapped.
+
+        Raises: UserError where it is missing, damaged, or not the one that the manifest names.
+        """
+        shard = self._mapped.get(place)
+        if shard is None:
+            entry = self.manifest.shards[place]
+            shard = Shard(self.path / entry.file)
+            header = shard.header
+            if (header.tokens, header.documents) != (entry.tokens, entry.documents) or (
+                header.tokenizer_sha256.hex() != self.tokenizer_sha256
+            ):
+                raise UserError(
+                    shard.path,
+                    "header",
+                    f"is not the shard that {NAME} names; prepare the set again",
+                )
+            if len(self._mapped) >= MAPPED_SHARDS:
+                self._mapped.popitem(last=False)
+            self._mapped[place] = shard
+        return shard
+
+    def _sequence_ends(self, sequence_length: int) -> npt.NDArray[np.int64]:
+        ends = self._ends.get(sequence_length)
+        if ends is None:
+            if sequence_length < 1:
+                raise ValueError("a sequence has at least one position")
+            counts: npt.NDArray[Any] = np.maximum(self._shard_tokens - 1, 0) // sequence_length
+            ends = self._ends[sequence_length] = np.cumsum(counts, dtype=np.int64)
+        return ends
+
+
+def open_token_set(path: Path) -> TokenSet:
+    """Open a prepared set. Its shards are mapped when they are first read.
+
+    Raises: UserError where `path` holds no finished set, or its manifest is damaged.
+    """
+    return TokenSet(path, read_manifest(path))
+
+
+def check_sequence_length(token_set: TokenSet, sequence_length: int) -> None:
+    """Raises: UserError where no shard of the set holds a sequence of that length."""
+    if token_set.num_sequences(sequence_length) == 0:
+        longest = max(shard.tokens for shard in token_set.manifest.shards)
+        raise UserError(
+            token_set.path,
+            "data.sequence_length",
+            f"{sequence_length} needs shards of {sequence_length + 1} tokens, the longest here has "
+            f"{longest}; set {max(longest - 1, 1)} or less, or prepare larger files",
+        )
+
+
+def check_data(data: DataConfig, model: ModelConfig) -> None:
+    """Check that what the configuration names can train that model together.
+
+    Raises: UserError where a set is missing or unfinished, sets were made by different tokenizers,
+    the vocabulary exceeds the model's, or the sequence is longer than any shard.
+    """
+    paths = [source.path for source in data.train]
+    sets = [
+        open_token_set(path) for path in [*paths, *([data.validation] if data.validation else [])]
+    ]
+    for token_set in sets:
+        if token_set.vocab_size > model.vocab_size:
+            raise UserError(
+                token_set.path,
+                "vocab_size",
+                f"{token_set.vocab_size} exceeds the model's {model.vocab_size}; set "
+                f"model.vocab_size={token_set.vocab_size}, or prepare with a smaller tokenizer",
+            )
+        check_sequence_length(token_set, data.sequence_length)
+    check_same_tokenizer(sets)
+
+
+def check_same_tokenizer(sets: list[TokenSet]) -> None:
+    """Raises: UserError where two of the sets were made by different tokenizers."""
+    for token_set in sets[1:]:
+        if token_set.tokenizer_sha256 != sets[0].tokenizer_sha256:
+            raise UserError(
+                token_set.path,
+                "tokenizer",
+                f"{token_set.tokenizer_sha256[:12]}… is not that of {sets[0].path} "
+                f"({sets[0].tokenizer_sha256[:12]}…); prepare both with one tokenizer",
+            )
+
+
+def check_tokenizer_file(token_set: TokenSet, sha256: str, tokenizer: Path) -> None:
+    """Raises: UserError where the set was made by another tokenizer than the file `tokenizer`."""
+    if token_set.tokenizer_sha256 != sha256:
+        raise UserError(
+            tokenizer,
+            "sha256",
+            f"{sha256[:12]}… is not the tokenizer of {token_set.path} "
+            f"({token_set.tokenizer_sha256[:12]}…); use {token_set.tokenizer_file}",
+        )
