@@ -1,0 +1,68 @@
+"""Growth: Θ, the policies that move it (pure), the journal, and the controller that trains use.
+
+`GrowthController` needs torch and is loaded when it is first asked for; the rest does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sgt_ds.growth.decision import Decision, Margin, Phase, Rule
+from sgt_ds.growth.entry import Passes, passes_at
+from sgt_ds.growth.journal import Journal, journal_header
+from sgt_ds.growth.layers import resolve_growth
+from sgt_ds.growth.lines import (
+    JOURNAL_NAME,
+    DecisionLine,
+    Header,
+    Line,
+    journal_in,
+    read_journal,
+)
+from sgt_ds.growth.policy import POLICIES, Policy, build_policy
+from sgt_ds.growth.replay import change_as_json, decisions, replay
+from sgt_ds.growth.state import VANILLA, Loop, Scope, State
+from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
+
+if TYPE_CHECKING:
+    from sgt_ds.growth.controller import GrowthController
+
+__all__ = [
+    "JOURNAL_NAME",
+    "POLICIES",
+    "VANILLA",
+    "Decision",
+    "DecisionLine",
+    "Entropy",
+    "EntropyAverage",
+    "GrowthController",
+    "Header",
+    "Journal",
+    "Line",
+    "Loop",
+    "Margin",
+    "Measurement",
+    "Passes",
+    "Phase",
+    "Policy",
+    "Rule",
+    "Scope",
+    "State",
+    "build_policy",
+    "change_as_json",
+    "decisions",
+    "journal_header",
+    "journal_in",
+    "passes_at",
+    "read_journal",
+    "replay",
+    "resolve_growth",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GrowthController":
+        from sgt_ds.growth.controller import GrowthController
+
+        return GrowthController
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

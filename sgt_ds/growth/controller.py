@@ -1,0 +1,257 @@
+"""Growth while training runs: reduce over ranks, decide on rank 0, broadcast, verify on all.
+
+The only file of this room that knows torch.distributed. It knows no model: the trainer hands in
+sums and reads Θ. Sums travel on the default process group; everything that a host must read
+(states, hashes) on a gloo group, so that no accelerator has to be waited for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sgt_ds.config import GrowthConfig, ModelConfig
+from sgt_ds.errors import StateMismatch
+from sgt_ds.growth.decision import Decision, Phase, freeze
+from sgt_ds.growth.entry import Passes, passes_at
+from sgt_ds.growth.journal import Journal
+from sgt_ds.growth.policy import Policy
+from sgt_ds.growth.replay import OPERATOR
+from sgt_ds.growth.state import State
+from sgt_ds.growth.statistics import (
+    Entropy,
+    EntropyAverage,
+    measurement_of,
+    rows_from_json,
+    rows_to_json,
+)
+
+
+class _Queued(NamedTuple):
+    """Totals of one update on their way: valid once `work` is done."""
+
+    step: int
+    sums: Tensor
+    work: dist.Work | None
+
+
+class GrowthController:
+    """Holds Θ on every rank and moves it, the same way on all of them.
+
+    `step` is always the count of applied updates: an update that was skipped is never observed,
+    and a window that falls on the last update is decided like any other.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        growth: GrowthConfig,
+        model: ModelConfig,
+        *,
+        journal: Journal | None,
+        group: dist.ProcessGroup | None,
+        device: torch.device | str,
+    ) -> None:
+        """`journal`: on global rank 0 only. `group`: gloo, over all ranks; None: one process."""
+        self.policy = policy
+        self.state = policy.initial_state()
+        self.entropy: Entropy | None = None
+        """Moving average as of the newest measurement that was drained."""
+        self._growth, self._num_heads = growth, model.num_heads
+        self._shape = (model.num_layers, model.num_heads, 3)
+        self._journal, self._group, self._device = journal, group, torch.device(device)
+        self._average = EntropyAverage(growth.entropy_ema)
+        self._queue: list[_Queued] = []
+        self._measured_step = -1
+        self._frozen_from: int | None = None
+
+    def measures(self, step: int) -> bool:
+        """Whether the update that makes the count `step` + 1 measures entropies."""
+        return (step + 1) % self._growth.entropy_every == 0
+
+    def passes(self, step: int) -> dict[int, Passes]:
+        """What each looping layer runs in the update after `step` applied ones."""
+        return passes_at(
+            self.state,
+            step,
+            entry=self.policy.entry,
+            interval=self._growth.interval,
+            num_heads=self._num_heads,
+        )
+
+    def phase(self, step: int) -> Phase:
+        """The phase at `step`, an operator's freeze included."""
+        return "fixed" if self._frozen_from is not None else self.policy.phase(step, self.state)
+
+    def observe(self, step: int, sums: Tensor) -> None:
+        """Take in what the update that made the count `step` measured, without waiting for it.
+
+        `sums`: float64 (layers, heads, 3) = sum, sum of squares, count over the sequences of this
+        rank, all micro-batches. Collective: every rank calls it for the same steps. The tensor is
+        copied, and read by the host only when something asks for it.
+        """
+        if tuple(sums.shape) != self._shape:
+            raise ValueError(f"sums have shape {tuple(sums.shape)}, not {self._shape}")
+        total = sums.detach().to(device=self._device, dtype=torch.float64, copy=True)
+        work = dist.all_reduce(total, async_op=True) if self._group is not None else None
+        self._queue.append(_Queued(step, total, work))
+
+    def decide(self, step: int, flops: int) -> Decision | None:
+        """Move Θ where `step` is due; the new Θ acts from the next update. `flops`: spent so far.
+
+        Collective. Returns the decision on every rank, or None where none is due.
+        Raises: StateMismatch, naming the ranks that hold another Θ.
+        """
+        if self._frozen_from is not None:
+            return None
+        due = self.policy.is_due(step, self.state)
+        # A rank with another Θ may find nothing due where the others wait for it: the clock
+        # alone, which is the same everywhere, brings all of them to the check.
+        if not due and not self.policy.is_due(step, self.policy.initial_state()):
+            return None
+        self.verify()
+        if not due:
+            return None
+        self._drain()
+        decision = None
+        if self._rank == 0:
+            entropy = self.entropy if self._measured_step == step else None
+            decision = self.policy.decide(step, entropy, self.state)
+        decision = self._broadcast(decision)
+        self.state = decision.after
+        self.verify()
+        self._note(decision, flops)
+        return decision
+
+    def freeze(self, step: int, flops: int) -> Decision | None:
+        """Stop growth for good at a person's wish: no later window decides anything.
+
+        Every rank calls it at the same step. Returns the journalled decision, or None where growth
+        had ended already. An entry under way still ends.
+        """
+        if self.phase(step) == "fixed":
+            return None
+        self._drain()
+        decision = freeze(step, f"{OPERATOR}: growth was frozen on request", self.state)
+        self._frozen_from = step
+        self._note(decision, flops)
+        return decision
+
+    def flush(self) -> None:
+        """Bring what was observed into the moving average and onto the disk. Waits for it."""
+        self._drain()
+        if self._journal is not None:
+            self._journal.flush()
+
+    def verify(self) -> None:
+        """Check that all ranks hold the same Θ. Collective.
+
+        Raises: StateMismatch, naming the ranks that differ from most (from the lowest rank's
+        where there is no majority).
+        """
+        if self._group is None:
+            return
+        digest = hashlib.sha256(self.state.canonical().encode()).digest()
+        own = torch.tensor(list(digest), dtype=torch.uint8)
+        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(gathered, own, group=self._group)
+        digests = [bytes(found.tolist()) for found in gathered]
+        counted = Counter(digests)
+        reference = max(digests, key=lambda found: counted[found])  # the first of equal counts
+        odd = [rank for rank, found in enumerate(digests) if found != reference]
+        if odd:
+            ranks = ", ".join(str(rank) for rank in odd)
+            raise StateMismatch(
+                f"rank{'s' if len(odd) > 1 else ''} {ranks} of {len(digests)} "
+                f"hold{'' if len(odd) > 1 else 's'} another architectural state than the others; "
+                "resume from the last checkpoint"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, as plain values for JSON. Waits for the queue."""
+        self.flush()
+        return {
+            "state": self.state.as_json(),
+            "hash": self.state.digest(),
+            "average": self._average.state_dict(),
+            "measured_step": self._measured_step,
+            "latest": None
+            if self.entropy is None
+            else {
+                "mean": rows_to_json(self.entropy.mean),
+                "stderr": rows_to_json(self.entropy.stderr),
+                "sequences": self.entropy.sequences,
+            },
+            "frozen_from": self._frozen_from,
+        }
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave. Raises: KeyError, TypeError, ValueError."""
+        self.state = State.from_json(values["state"])
+        if values["hash"] != self.state.digest():
+            raise ValueError("the architectural state does not fit its hash")
+        self._average.load_state_dict(values["average"])
+        self._measured_step = int(values["measured_step"])
+        latest = values["latest"]
+        self.entropy = None
+        if latest is not None:
+            mean, stderr = rows_from_json(latest["mean"]), rows_from_json(latest["stderr"])
+            self.entropy = Entropy(
+                tuple(tuple(heads) for heads in mean or ()),
+                tuple(tuple(heads) for heads in stderr or ()),
+                int(latest["sequences"]),
+            )
+        self._frozen_from = values["frozen_from"]
+        self._queue.clear()
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self._group is None else dist.get_rank(self._group)
+
+    def _drain(self) -> None:
+        if not self._queue:
+            return
+        for queued in self._queue:
+            if queued.work is not None:
+                queued.work.wait()
+        # One copy to the host for the whole queue.
+        totals = torch.stack([queued.sums for queued in self._queue]).cpu().numpy()
+        for queued, sums in zip(self._queue, totals, strict=True):
+            measurement = measurement_of(queued.step, sums)
+            self.entropy = self._average.update(measurement)
+            self._measured_step = queued.step
+            if self._journal is not None:
+                self._journal.measure(measurement)
+        self._queue.clear()
+
+    def _broadcast(self, decision: Decision | None) -> Decision:
+        """Rank 0's decision, on every rank, as the canonical JSON text that all read."""
+        if self._group is None:
+            if decision is None:
+                raise ValueError("one process decides by itself")
+            return decision
+        text = b"" if decision is None else _canonical(decision)
+        size = torch.tensor([len(text)], dtype=torch.int64)
+        source = dist.get_global_rank(self._group, 0)
+        dist.broadcast(size, source, group=self._group)
+        if decision is None:
+            content = torch.empty(int(size), dtype=torch.uint8)
+        else:
+            content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        dist.broadcast(content, source, group=self._group)
+        return Decision.from_json(json.loads(content.numpy().tobytes()))
+
+    def _note(self, decision: Decision, flops: int) -> None:
+        if self._journal is not None:
+            self._journal.decision(decision, flops)
+
+
+def _canonical(decision: Decision) -> bytes:
+    return json.dumps(decision.as_json(), sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,172 @@
+"""Writing the growth journal: append-only JSON lines that survive a crash and a resume.
+
+One process writes: global rank 0. Reading is in `lines`. Knows no policy and no process group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sgt_ds import __version__
+from sgt_ds.config import RunConfig, config_hash
+from sgt_ds.errors import UserError
+from sgt_ds.files import fsync_directory
+from sgt_ds.growth.decision import Decision
+from sgt_ds.growth.layers import resolve_growth
+from sgt_ds.growth.lines import FORMAT
+from sgt_ds.growth.statistics import Measurement, rows_to_json
+
+
+def journal_header(config: RunConfig) -> dict[str, Any]:
+    """First line of a run's journal: everything that a replay or an estimate needs.
+
+    Layers that came from another journal stand as a list: this journal replays without that one.
+    """
+    return {
+        "type": "header",
+        "format": FORMAT,
+        "version": __version__,
+        "config_hash": config_hash(config),
+        "method": config.method,
+        "growth": resolve_growth(config.growth, config.model).model_dump(mode="json"),
+        "model": config.model.model_dump(mode="json"),
+        "sequence_length": config.data.sequence_length,
+        "global_batch_size": config.training.global_batch_size,
+        "steps": config.training.steps,
+        "seed": config.training.seed,
+    }
+
+
+class Journal:
+    """An open journal. Lines are gathered and written whole by `flush` or by a decision."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._pending: list[str] = []
+
+    @classmethod
+    def create(cls, path: Path, header: Mapping[str, Any]) -> Journal:
+        """Start a new journal. Raises: UserError where a non-empty file lies there already."""
+        if path.exists() and path.stat().st_size:
+            raise UserError(path, None, "holds a journal already; choose another run_dir")
+        journal = cls(path)
+        journal._append(header)
+        journal.flush()
+        fsync_directory(path.parent)
+        return journal
+
+    @classmethod
+    def open(cls, path: Path, header: Mapping[str, Any]) -> Journal:
+        """Go on with a journal, a torn last line repaired; or start one where there is none.
+
+        Raises: UserError where the file belongs to another run.
+        """
+        if path.exists():
+            _repair(path)
+        if not path.exists() or not path.stat().st_size:
+            return cls.create(path, header)
+        with path.open("rb") as stream:
+            first = _values(stream.readline())
+        if first.get("type") != "header":
+            raise UserError(path, "line 1", "is no journal header; choose another run_dir")
+        if first.get("config_hash") != header.get("config_hash"):
+            mend = "belongs to a run of another configuration; choose another run_dir"
+            raise UserError(path, "line 1", mend)
+        return cls(path)
+
+    def measure(self, measurement: Measurement) -> None:
+        """Note one measured update."""
+        self._append(
+            {
+                "type": "measure",
+                "step": measurement.step,
+                "entropy": rows_to_json(measurement.entropy),
+                "stderr": rows_to_json(measurement.stderr),
+                "sequences": measurement.sequences,
+            }
+        )
+
+    def decision(self, decision: Decision, flops: int) -> None:
+        """Note one decision, and have it on the disk on return. `flops`: spent so far."""
+        self._append({"type": "decision", **decision.as_json(), "flops": flops})
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what was noted, and have it on the disk on return."""
+        if not self._pending:
+            return
+        rest = memoryview("".join(self._pending).encode())
+        self._pending.clear()
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        os.fsync(self._descriptor)
+
+    def cut_back(self, step: int) -> None:
+        """Drop the lines past `step`, where a resumed run goes on, and a torn last line."""
+        self.flush()
+        _repair(self.path)
+        keep = 0
+        with self.path.open("rb") as stream:
+            for text in stream:
+                values = _values(text)
+                if values.get("type") != "header" and values.get("step", -1) > step:
+                    break
+                keep += len(text)
+        _truncate(self.path, keep)
+
+    def close(self) -> None:
+        """Write what was noted and close the file."""
+        self.flush()
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _append(self, values: Mapping[str, Any]) -> None:
+        self._pending.append(json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def _repair(path: Path) -> None:
+    """End the file with a whole line: a crash may have left a part of one."""
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end == len(content):
+        return
+    if _values(content[end:]):  # whole but for its newline
+        with path.open("ab") as stream:
+            stream.write(b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    else:
+        _truncate(path, end)
+
+
+def _truncate(path: Path, size: int) -> None:
+    if path.stat().st_size == size:
+        return
+    with path.open("r+b") as stream:
+        stream.truncate(size)
+        os.fsync(stream.fileno())
+
+
+def _values(text: bytes) -> dict[str, Any]:
+    """The object of one line; empty where it is none."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}

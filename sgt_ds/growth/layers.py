@@ -1,0 +1,56 @@
+"""The layers that a static method loops: by list, or the highest-entropy ones of another journal."""
+
+from __future__ import annotations
+
+from sgt_ds.config import FromJournal, GrowthConfig, ModelConfig
+from sgt_ds.errors import UserError
+from sgt_ds.growth.lines import journal_in, read_journal
+from sgt_ds.growth.ranking import rank_layers
+from sgt_ds.growth.statistics import EntropyAverage, Measurement
+
+
+def given_layers(growth: GrowthConfig, model: ModelConfig) -> tuple[int, ...]:
+    """The layers of a method whose layers do not depend on this run, ascending.
+
+    Raises: UserError where they are a number, or the journal named can't give them.
+    """
+    if isinstance(growth.layers, FromJournal):
+        return _from_journal(growth.layers, growth, model)
+    if isinstance(growth.layers, int):
+        raise UserError("configuration", "growth.layers", "give the list of layers that loop")
+    return tuple(sorted(growth.layers))
+
+
+def resolve_growth(growth: GrowthConfig, model: ModelConfig) -> GrowthConfig:
+    """The same configuration with layers that were to be picked from a journal as a plain list."""
+    if not isinstance(growth.layers, FromJournal):
+        return growth
+    return growth.model_copy(update={"layers": list(given_layers(growth, model))})
+
+
+def _from_journal(source: FromJournal, growth: GrowthConfig, model: ModelConfig) -> tuple[int, ...]:
+    path = journal_in(source.from_journal)
+    header, lines = read_journal(path, live=True)
+    average = EntropyAverage(growth.entropy_ema if header is None else header.growth.entropy_ema)
+    nearest: int | None = None
+    for line in lines:
+        if not isinstance(line, Measurement):
+            continue
+        if line.step > source.step:
+            break
+        nearest = line.step
+        found = (len(line.entropy), len(line.entropy[0]))
+        if found != (model.num_layers, model.num_heads):
+            mend = f"has {found[0]} layers × {found[1]} heads, not {model.num_layers} × {model.num_heads}"
+            raise UserError(path, None, f"{mend}; name the journal of a model of this shape")
+        entropy = average.update(line)
+        if line.step < source.step:
+            continue
+        if (place := entropy.first_not_finite()) is not None:
+            mend = f"layer {place[0]}, head {place[1]} is not finite at step {line.step}"
+            raise UserError(path, None, f"{mend}; choose another growth.layers.step")
+        ranked = rank_layers(entropy.layer_means(), growth.exclude_layers)
+        return tuple(sorted(ranked[: source.top]))
+    last = "no step before it was" if nearest is None else f"the last before it is {nearest}"
+    mend = f"step {source.step} was not measured, {last}; set growth.layers.step to one that was"
+    raise UserError(path, None, mend)

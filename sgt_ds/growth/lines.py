@@ -1,0 +1,243 @@
+"""Reading a growth journal, line by line, with every fault named by file and line. Pure but for IO.
+
+Two kinds of file are read: a run's own journal (header, measurements, decisions), and plain lines
+`{"step": t, "entropy": [[head…] per layer]}`; both as text or compressed with Zstandard.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import zstandard
+from pydantic import ValidationError
+
+from sgt_ds.config import GrowthConfig, ModelConfig
+from sgt_ds.errors import UserError
+from sgt_ds.growth.decision import Decision
+from sgt_ds.growth.statistics import Measurement, Rows
+
+JOURNAL_NAME = "growth.jsonl"
+FORMAT = 1
+
+_ZSTANDARD_MAGIC = b"\x28\xb5\x2f\xfd"
+# Rounding in float32 takes a normalized entropy this far out of [0, 1]; more is no entropy.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """First line of a run's own journal: which run it is.
+
+    `values`: the whole line, as written.
+    """
+
+    method: str
+    growth: GrowthConfig
+    model: ModelConfig
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionLine:
+    """A decision as journalled. `flops`: spent in training until then."""
+
+    decision: Decision
+    flops: int
+
+
+Line = Measurement | DecisionLine
+
+
+def journal_in(run: Path) -> Path:
+    """The journal of a run directory; a path to a file is taken as it is."""
+    if not run.is_dir():
+        return run
+    for name in (JOURNAL_NAME, f"{JOURNAL_NAME}.zst"):
+        if (run / name).exists():
+            return run / name
+    raise UserError(run, None, f"holds no {JOURNAL_NAME}; give a run directory or a journal")
+
+
+def read_journal(path: Path, *, live: bool = False) -> tuple[Header | None, Iterator[Line]]:
+    """The header, where there is one, and the lines after it, read as they are asked for.
+
+    `live`: the run may still be writing, so an unfinished last line is passed over.
+    Raises: UserError naming file and line, from the call or from the iterator.
+    """
+    texts = _texts(path, live)
+    first = next(texts, None)
+    if first is None:
+        raise UserError(path, None, "is empty; a journal has one JSON object a line")
+    number, values = first
+    if values.get("type") == "header":
+        header = _header(path, number, values)
+        return header, _lines(path, texts, header.model)
+    return None, _lines(path, _chain(first, texts), None)
+
+
+def _texts(path: Path, live: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = 0
+    with ExitStack() as stack:
+        try:
+            stream: IO[bytes] = stack.enter_context(path.open("rb"))
+            if stream.read(len(_ZSTANDARD_MAGIC)) == _ZSTANDARD_MAGIC:
+                stream.seek(0)
+                reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+                stream = stack.enter_context(io.BufferedReader(reader))
+            else:
+                stream.seek(0)
+            for number, text in enumerate(stream, start=1):
+                if live and not text.endswith(b"\n"):
+                    return
+                yield number, _object(path, number, text)
+        except FileNotFoundError:
+            raise UserError(path, None, "no such journal; check the path") from None
+        except OSError as error:
+            raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
+        except zstandard.ZstdError as error:
+            where = f"line {number + 1}"
+            raise UserError(path, where, f"is no whole Zstandard file ({error})") from None
+
+
+def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
+    where = f"line {number}"
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise UserError(path, where, "is nested too deeply; it is no journal line") from None
+    except ValueError as error:
+        if not text.endswith(b"\n"):
+            mend = "is cut off; resume the run, which repairs its journal, or remove the line"
+            raise UserError(path, where, mend) from None
+        problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UserError(path, where, f"is not JSON ({problem}); correct it") from None
+    if not isinstance(values, dict):
+        raise UserError(path, where, "is no JSON object; a journal has one object a line")
+    return values
+
+
+def _header(path: Path, number: int, values: dict[str, Any]) -> Header:
+    if values.get("format") != FORMAT:
+        mend = f"format {values.get('format')!r} is unknown; this version reads format {FORMAT}"
+        raise UserError(path, f"line {number}", mend)
+    try:
+        return Header(
+            method=str(values["method"]),
+            growth=GrowthConfig.model_validate(values["growth"]),
+            model=ModelConfig.model_validate(values["model"]),
+            values=values,
+        )
+    except KeyError as error:
+        raise UserError(path, f"line {number}", f"the header lacks {error}") from None
+    except ValidationError as error:
+        detail = error.errors()[0]
+        field = ".".join(str(part) for part in detail["loc"])
+        raise UserError(path, f"line {number}", f"the header's {field}: {detail['msg']}") from None
+
+
+def _chain(
+    first: tuple[int, dict[str, Any]], rest: Iterator[tuple[int, dict[str, Any]]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    yield first
+    yield from rest
+
+
+def _lines(
+    path: Path, texts: Iterator[tuple[int, dict[str, Any]]], model: ModelConfig | None
+) -> Iterator[Line]:
+    shape = None if model is None else (model.num_layers, model.num_heads)
+    measured = last = -1
+    for number, values in texts:
+        where = f"line {number}"
+        kind = values.get("type", "measure")
+        if kind == "measure":
+            measurement = _measurement(path, where, values)
+            found = (len(measurement.entropy), len(measurement.entropy[0]))
+            shape = shape or found
+            if found != shape:
+                mend = f"has {found[0]} layers × {found[1]} heads where {shape[0]} × {shape[1]}"
+                raise UserError(path, where, f"{mend} stand before; it is of another model")
+            if measurement.step <= measured or measurement.step < last:
+                mend = f"step {measurement.step} stands after step {max(measured, last)}"
+                raise UserError(path, where, f"{mend}; sort the lines by step")
+            measured = last = measurement.step
+            yield measurement
+        elif kind == "decision":
+            line = _decision(path, where, values)
+            if line.decision.step < last:
+                mend = f"step {line.decision.step} stands after step {last}; sort the lines by step"
+                raise UserError(path, where, mend)
+            last = line.decision.step
+            yield line
+        elif kind == "header":
+            raise UserError(path, where, "a second header; a journal belongs to one run")
+        else:
+            raise UserError(path, where, f"type {kind!r} is none of header, measure, decision")
+
+
+def _measurement(path: Path, where: str, values: dict[str, Any]) -> Measurement:
+    step = values.get("step")
+    if not _is_count(step):
+        raise UserError(path, where, f"step {step!r} is no count; it is no journal line")
+    entropy = _rows(path, where, "entropy", values.get("entropy"), highest=1.0)
+    if values.get("stderr") is None:
+        stderr: Rows = tuple((math.nan,) * len(heads) for heads in entropy)
+    else:
+        stderr = _rows(path, where, "stderr", values["stderr"], highest=math.inf)
+        if [len(heads) for heads in stderr] != [len(heads) for heads in entropy]:
+            raise UserError(path, where, "stderr has another shape than entropy")
+    sequences = values.get("sequences", 0)
+    if not _is_count(sequences):
+        raise UserError(path, where, f"sequences {sequences!r} is no count; correct it")
+    return Measurement(int(values["step"]), entropy, stderr, int(sequences))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _rows(path: Path, where: str, field: str, rows: object, *, highest: float) -> Rows:
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
+        mend = f"{field} must be a list of layers, each a list of heads; it is no journal line"
+        raise UserError(path, where, mend)
+    if not rows[0] or any(len(row) != len(rows[0]) for row in rows):
+        raise UserError(path, where, f"{field} must have the same number of heads in every layer")
+    result = []
+    for layer, heads in enumerate(rows):
+        row = []
+        for head, value in enumerate(heads):
+            place = f"{field} of layer {layer}, head {head}"
+            if value is None:
+                row.append(math.nan)
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UserError(path, where, f"{place} is {value!r}; give a number or null")
+            try:
+                value = float(value)
+            except OverflowError:
+                value = math.inf
+            if not math.isfinite(value):
+                row.append(math.nan)
+                continue
+            if not -_ROUNDING <= value <= highest + _ROUNDING:
+                bounds = f"outside [0, {highest:g}]" if math.isfinite(highest) else "negative"
+                raise UserError(path, where, f"{place} is {value!r}, {bounds}; correct it")
+            row.append(min(highest, max(0.0, value)))
+        result.append(tuple(row))
+    return tuple(result)
+
+
+def _decision(path: Path, where: str, values: dict[str, Any]) -> DecisionLine:
+    try:
+        return DecisionLine(Decision.from_json(values), int(values.get("flops", 0)))
+    except KeyError as error:
+        raise UserError(path, where, f"the decision lacks {error}; correct it") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(path, where, f"is no decision ({error}); correct it") from None

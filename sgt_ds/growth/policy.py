@@ -1,0 +1,65 @@
+"""What a growth policy is, and the registry of all of them. A new method is a file and a line here.
+
+A policy is pure: equal arguments, equal decisions. It knows no model and no process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from sgt_ds.config import Entry, GrowthConfig, ModelConfig
+from sgt_ds.errors import UserError
+from sgt_ds.growth.decision import Decision, Phase
+from sgt_ds.growth.entropy_loops import high_entropy_loop, low_entropy_loop
+from sgt_ds.growth.sgt import SparseGrowing
+from sgt_ds.growth.state import State
+from sgt_ds.growth.static import attention_loop, block_loop
+from sgt_ds.growth.statistics import Entropy
+from sgt_ds.growth.vanilla import vanilla
+
+
+class Policy(Protocol):
+    """Which loops a model has, step by step."""
+
+    entry: Entry
+    """How this policy's loops enter; `none` where Θ never changes."""
+
+    def initial_state(self) -> State:
+        """Θ at step 0."""
+        ...
+
+    def is_due(self, step: int, state: State) -> bool:
+        """Whether something is decided after the update that makes the count `step`."""
+        ...
+
+    def decide(self, step: int, entropy: Entropy | None, state: State) -> Decision:
+        """Decide; only called where due. `entropy` None: this step was not measured."""
+        ...
+
+    def phase(self, step: int, state: State) -> Phase:
+        """The phase at `step` with Θ as after any decision there."""
+        ...
+
+
+POLICIES: Mapping[str, Callable[[GrowthConfig, ModelConfig], Policy]] = MappingProxyType(
+    {
+        "vanilla": vanilla,
+        "block_loop": block_loop,
+        "attention_loop": attention_loop,
+        "high_entropy_loop": high_entropy_loop,
+        "low_entropy_loop": low_entropy_loop,
+        "sgt": SparseGrowing,
+    }
+)
+
+
+def build_policy(method: str, growth: GrowthConfig, model: ModelConfig) -> Policy:
+    """The policy that a configuration asks for.
+
+    Raises: UserError for an unknown method, or a journal to pick layers from that can't be used.
+    """
+    if method not in POLICIES:
+        raise UserError("configuration", "method", f"'{method}' is none of {', '.join(POLICIES)}")
+    return POLICIES[method](growth, model)

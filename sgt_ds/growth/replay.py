@@ -1,0 +1,54 @@
+"""What a policy would have done with journalled entropies. Pure: no process group, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sgt_ds.growth.decision import Decision, loops_as_json
+from sgt_ds.growth.lines import DecisionLine, Line
+from sgt_ds.growth.policy import Policy
+from sgt_ds.growth.statistics import EntropyAverage
+
+OPERATOR = "operator"
+"""Cause of a freeze that a person asked for: no policy would find it from the entropies."""
+
+
+def decisions(
+    lines: Iterable[Line], policy: Policy, ema: float, *, obey_operator: bool = False
+) -> Iterator[Decision]:
+    """Every decision that `policy` takes at the steps that were measured, in order.
+
+    `ema`: weight of the past in the moving average.
+    `obey_operator`: stop where the journal notes that a person froze the run's growth.
+    """
+    state, average = policy.initial_state(), EntropyAverage(ema)
+    for line in lines:
+        if isinstance(line, DecisionLine):
+            if obey_operator and line.decision.rule == "freeze" and line.decision.cause == OPERATOR:
+                return
+            continue
+        entropy = average.update(line)
+        if policy.is_due(line.step, state):
+            decision = policy.decide(line.step, entropy, state)
+            state = decision.after
+            yield decision
+
+
+def replay(
+    lines: Iterable[Line], policy: Policy, ema: float, *, obey_operator: bool = False
+) -> Iterator[Decision]:
+    """The decisions that changed a loop."""
+    for decision in decisions(lines, policy, ema, obey_operator=obey_operator):
+        if decision.changes_loops:
+            yield decision
+
+
+def change_as_json(decision: Decision) -> dict[str, Any]:
+    """One change as `sgt-ds growth replay` prints it."""
+    return {
+        "step": decision.step,
+        "phase": decision.phase,
+        "growing_layer": decision.after.growing_layer,
+        "loops": loops_as_json(decision.after),
+    }
