@@ -131,14 +131,15 @@ def safe_payload(engine: Any) -> Iterator[SafePayload]:
         del engine._copy_recovery_script
 
 
-def load_payload(path: Path, map_location: Any = "cpu") -> Any:
+def load_payload(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
     """Read a file that `torch.save` wrote, with `weights_only=True`.
 
+    `mmap`: leave tensors on the disk until they are used; for a reader that wants a few of them.
     Raises: UserError where it is missing, damaged, or holds anything but tensors and plain values.
     """
     try:
         with torch.serialization.safe_globals(ALLOWED_GLOBALS):
-            return torch.load(path, map_location=map_location, weights_only=True)
+            return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except FileNotFoundError:
         raise UserError(path, None, "is missing; use another checkpoint") from None
     except pickle.UnpicklingError as error:
