@@ -46,7 +46,7 @@ def entropy_of_weights(weights: Tensor, lengths: Tensor | int) -> Tensor:
         # float32 rounding reaches 1.0000006 on uniform rows.
         return (entropy / math.log(lengths)).clamp(0.0, 1.0)
     normalised = (entropy / lengths.float().log()).clamp(0.0, 1.0)
-    return torch.where(lengths < 2, math.nan, normalised)
+    return normalised.masked_fill(lengths < 2, math.nan)
 
 
 def entropy_sums(entropy: Tensor, lengths: Tensor | int) -> Tensor:

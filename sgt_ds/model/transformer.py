@@ -149,5 +149,4 @@ def _compiled(function: Function) -> Function:
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, MAX_GRAPHS)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * MAX_GRAPHS)
-    compiled: Function = torch.compile(function, dynamic=False)
-    return compiled
+    return cast(Function, torch.compile(function, dynamic=False))
