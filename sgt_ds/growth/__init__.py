@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.growth.decision import Decision, Margin, Phase, Rule
+from sgt_ds.growth.compare import Comparison, Parting, compare
+from sgt_ds.growth.decision import Decision, Margin, Phase, Rule, loops_as_json
 from sgt_ds.growth.entry import Passes, passes_at
 from sgt_ds.growth.journal import Journal, journal_header
 from sgt_ds.growth.layers import resolve_growth
@@ -21,6 +22,7 @@ from sgt_ds.growth.lines import (
 )
 from sgt_ds.growth.policy import POLICIES, Policy, build_policy
 from sgt_ds.growth.replay import change_as_json, decisions, replay
+from sgt_ds.growth.requests import freeze_requested, request_freeze
 from sgt_ds.growth.state import VANILLA, Loop, Scope, State
 from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
 
@@ -31,6 +33,7 @@ __all__ = [
     "JOURNAL_NAME",
     "POLICIES",
     "VANILLA",
+    "Comparison",
     "Decision",
     "DecisionLine",
     "Entropy",
@@ -42,6 +45,7 @@ __all__ = [
     "Loop",
     "Margin",
     "Measurement",
+    "Parting",
     "Passes",
     "Phase",
     "Policy",
@@ -50,12 +54,16 @@ __all__ = [
     "State",
     "build_policy",
     "change_as_json",
+    "compare",
     "decisions",
+    "freeze_requested",
     "journal_header",
     "journal_in",
+    "loops_as_json",
     "passes_at",
     "read_journal",
     "replay",
+    "request_freeze",
     "resolve_growth",
 ]
 

@@ -64,9 +64,10 @@ class GrowthController:
         self.state = policy.initial_state()
         self.entropy: Entropy | None = None
         """Moving average as of the newest measurement that was drained."""
+        self.journal = journal
         self._growth, self._num_heads = growth, model.num_heads
         self._shape = (model.num_layers, model.num_heads, 3)
-        self._journal, self._group, self._device = journal, group, torch.device(device)
+        self._group, self._device = group, torch.device(device)
         self._average = EntropyAverage(growth.entropy_ema)
         self._queue: list[_Queued] = []
         self._measured_step = -1
@@ -147,8 +148,8 @@ class GrowthController:
     def flush(self) -> None:
         """Bring what was observed into the moving average and onto the disk. Waits for it."""
         self._drain()
-        if self._journal is not None:
-            self._journal.flush()
+        if self.journal is not None:
+            self.journal.flush()
 
     def verify(self) -> None:
         """Check that all ranks hold the same Θ. Collective.
@@ -195,8 +196,6 @@ class GrowthController:
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave. Raises: KeyError, TypeError, ValueError."""
         self.state = State.from_json(values["state"])
-        if values["hash"] != self.state.digest():
-            raise ValueError("the architectural state does not fit its hash")
         self._average.load_state_dict(values["average"])
         self._measured_step = int(values["measured_step"])
         latest = values["latest"]
@@ -210,6 +209,14 @@ class GrowthController:
             )
         self._frozen_from = values["frozen_from"]
         self._queue.clear()
+
+    def fork(self, values: Mapping[str, Any]) -> None:
+        """Start this policy from another run's `state_dict`: its entropies, none of its loops.
+
+        Where a window falls on that very step, `decide` called next finds its measurement.
+        """
+        self.load_state_dict(values)
+        self.state, self._frozen_from = self.policy.initial_state(), None
 
     @property
     def _rank(self) -> int:
@@ -227,8 +234,8 @@ class GrowthController:
             measurement = measurement_of(queued.step, sums)
             self.entropy = self._average.update(measurement)
             self._measured_step = queued.step
-            if self._journal is not None:
-                self._journal.measure(measurement)
+            if self.journal is not None:
+                self.journal.measure(measurement)
         self._queue.clear()
 
     def _broadcast(self, decision: Decision | None) -> Decision:
@@ -249,8 +256,8 @@ class GrowthController:
         return Decision.from_json(json.loads(content.numpy().tobytes()))
 
     def _note(self, decision: Decision, flops: int) -> None:
-        if self._journal is not None:
-            self._journal.decision(decision, flops)
+        if self.journal is not None:
+            self.journal.decision(decision, flops)
 
 
 def _canonical(decision: Decision) -> bytes:

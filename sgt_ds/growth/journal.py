@@ -18,18 +18,16 @@ from sgt_ds.errors import UserError
 from sgt_ds.files import fsync_directory
 from sgt_ds.growth.decision import Decision
 from sgt_ds.growth.layers import resolve_growth
-from sgt_ds.growth.lines import FORMAT
+from sgt_ds.growth.lines import FORMAT, read_journal
 from sgt_ds.growth.statistics import Measurement, rows_to_json
 
 
 def journal_header(config: RunConfig) -> dict[str, Any]:
-    """First line of a run's journal: everything that a replay or an estimate needs.
+    """Settings for a journal's first line: everything that a replay or an estimate needs.
 
     Layers that came from another journal stand as a list: this journal replays without that one.
     """
     return {
-        "type": "header",
-        "format": FORMAT,
         "version": __version__,
         "config_hash": config_hash(config),
         "method": config.method,
@@ -56,13 +54,13 @@ class Journal:
         if path.exists() and path.stat().st_size:
             raise UserError(path, None, "holds a journal already; choose another run_dir")
         journal = cls(path)
-        journal._append(header)
+        journal._append({"type": "header", "format": FORMAT, **header})
         journal.flush()
         fsync_directory(path.parent)
         return journal
 
     @classmethod
-    def open(cls, path: Path, header: Mapping[str, Any]) -> Journal:
+    def open_or_create(cls, path: Path, header: Mapping[str, Any]) -> Journal:
         """Go on with a journal, a torn last line repaired; or start one where there is none.
 
         Raises: UserError where the file belongs to another run.
@@ -119,6 +117,18 @@ class Journal:
                     break
                 keep += len(text)
         _truncate(self.path, keep)
+
+    def adopt(self, parent: Path, through: int) -> None:
+        """Take over another run's measurements up to `through`, the step at which this one forks.
+
+        The moving average at the fork comes from them: with them this journal replays by itself.
+        Raises: UserError where the parent's journal is damaged.
+        """
+        _, lines = read_journal(parent, live=True)
+        for line in lines:
+            if isinstance(line, Measurement) and line.step <= through:
+                self.measure(line)
+        self.flush()
 
     def close(self) -> None:
         """Write what was noted and close the file."""

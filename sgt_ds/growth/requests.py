@@ -1,0 +1,33 @@
+"""What an operator asks of a live run: a file in its directory, which the run looks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sgt_ds.errors import UserError
+from sgt_ds.files import write_text_atomically
+from sgt_ds.growth.lines import journal_in
+
+_FREEZE = Path("control") / "freeze"
+
+
+def request_freeze(run: Path) -> Path:
+    """Ask a run to freeze its growth from the next decision on. Returns the file that says so.
+
+    Raises: UserError where `run` is no run directory.
+    """
+    if not run.is_dir():
+        raise UserError(run, None, "is no run directory; give the run_dir of a run")
+    journal_in(run)
+    request = run / _FREEZE
+    try:
+        request.parent.mkdir(exist_ok=True)
+        write_text_atomically(request, "freeze growth\n")
+    except OSError as error:
+        raise UserError(request, None, f"cannot be written ({error.strerror})") from None
+    return request
+
+
+def freeze_requested(run: Path) -> bool:
+    """Whether somebody asked this run to freeze its growth. The request stays: a resume obeys it."""
+    return (run / _FREEZE).exists()
