@@ -30,6 +30,8 @@ log = logging.getLogger("sgt_ds")
 
 # Scrapes within this time share one rendering, so that many scrapers cost as much as one.
 RENDERING_LASTS_SECONDS = 0.2
+# Longer than any sensible scrape interval.
+SCRAPER_GONE_AFTER_SECONDS = 120.0
 
 
 class ModelShape(Protocol):
@@ -90,6 +92,7 @@ class Exporter(Collector):
         self._keeping = threading.Lock()
         self._kept = ""
         self._end_seen = threading.Event()
+        self._last_scrape = float("-inf")
 
     def start(self) -> None:
         """Begin to serve. Raises: UserError where the address cannot be bound (telemetry.port)."""
@@ -105,11 +108,13 @@ class Exporter(Collector):
     def close(self, wait_seconds: float = 0.0) -> None:
         """Release the port.
 
-        `wait_seconds`: after `finish`, how long to wait at most until a scraper has read the end.
+        `wait_seconds`: after `finish`, how long to wait at most until a scraper has read the end;
+        nothing is waited for where nobody scraped of late.
         """
         if self._server is None:
             return
-        if self._snapshot.run_state != "running":
+        scraped = time.monotonic() - self._last_scrape < SCRAPER_GONE_AFTER_SECONDS
+        if self._snapshot.run_state != "running" and scraped:
             self._end_seen.wait(wait_seconds)
         self._server.close()
         self._server = None
@@ -257,6 +262,7 @@ class Exporter(Collector):
                     raise
                 self._rendered = {content_type: (time.monotonic(), snapshot, body)}
         self._keep_counters()
+        self._last_scrape = time.monotonic()
         if snapshot.run_state != "running":
             self._end_seen.set()
         return content_type, body

@@ -1,0 +1,49 @@
+"""`sgt-ds monitor`: what a Prometheus needs to find a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the commands."""
+    group = add_group(commands, "monitor", "Tell Prometheus where a run's exporters are.")
+    parser = add_command(
+        group,
+        "targets",
+        "Write Prometheus file_sd JSON: a target a rank, labelled run, host and rank.",
+        "sgt-ds monitor targets hostfiles/cluster --run 573m-sgt --out monitoring/targets/573m.json",
+        show_targets,
+    )
+    parser.add_argument("hostfile", type=Path, metavar="HOSTFILE", help="DeepSpeed hostfile")
+    parser.add_argument("--run", required=True, metavar="NAME", help="value of the label run")
+    parser.add_argument(
+        "--port", type=int, default=9400, help="telemetry.port of the run (default: 9400)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to replace in one piece; default: stdout"
+    )
+
+
+def show_targets(options: argparse.Namespace) -> None:
+    """Write the targets."""
+    from sgt_ds.errors import UserError
+    from sgt_ds.files import write_text_atomically
+    from sgt_ds.launch import parse_hostfile
+    from sgt_ds.telemetry import targets
+
+    hosts = [(host.name, host.slots) for host in parse_hostfile(options.hostfile)]
+    text = json.dumps(targets(hosts, run=options.run, port=options.port), indent=2) + "\n"
+    if options.out is None:
+        print(text, end="")
+        return
+    try:
+        write_text_atomically(options.out, text)
+    except OSError as error:
+        raise UserError(
+            options.out, None, f"cannot be written ({error.strerror}); check the directory"
+        ) from None

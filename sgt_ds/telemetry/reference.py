@@ -1,0 +1,134 @@
+"""The reference page of all metrics, written from their table.
+
+`python -m sgt_ds.telemetry.reference > docs/metrics.md`
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+from sgt_ds.telemetry.metrics import METRICS, RULES, STEP_BUCKETS_SECONDS, Metric
+from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.snapshot import Snapshot, counters_of, families
+
+# What prometheus_client's ProcessCollector adds on Linux.
+PROCESS_SERIES = 6
+EXAMPLE = {"num_layers": 16, "num_heads": 16, "looping_layers": 3, "ranks": 1024}
+
+_HEAD = """\
+# Metrics
+
+<!-- Written by `python -m sgt_ds.telemetry.reference`; change sgt_ds/telemetry/metrics.py instead. -->
+
+Every rank serves `http://HOST:PORT/metrics` (and `/health`), PORT being `telemetry.port` plus its
+local rank. Units are base units, ratios lie in 0–1, layers and heads count from 0.
+
+- **run** series describe the run as a whole; global rank 0 alone serves them.
+- **rank** series describe one rank; every rank serves its own. They carry no rank label of their
+  own: the scrape target brings `run`, `host` and `rank` (`sgt-ds monitor targets`).
+- Counters of a run go on from the checkpoint after a resume. Where a crash sets the run back behind
+  what a scraper has seen, they rest until the run has caught up, so `rate()` shows no jump;
+  `sgt_rank_step` and all gauges tell where the run really is. Counters of a rank begin at 0 with
+  each process, as `rate()` expects.
+- What no longer holds is 0 or gone: the depth of a layer that does not loop is 0, its looped heads
+  are absent, phases that ended are 0, a head without a finite entropy is absent.
+- A run that has ended says so before its port closes: `sgt_run_state` is `completed`, `stopped` or
+  `failed`. A run that hangs stays `running` while `sgt_rank_last_step_timestamp_seconds` ages.
+- `sgt_mfu_ratio` is there only on GPUs whose peak is known.
+- `process_*` of each rank (CPU seconds, memory, open files, start) come from prometheus_client.
+
+| metric | type | unit | of | labels | meaning |
+|---|---|---|---|---|---|
+"""
+
+_TAIL = """
+Buckets of `sgt_step_duration_seconds`, in seconds: {buckets}.
+
+## How many series
+
+A model of {num_layers} layers of {num_heads} heads with {looping_layers} looping layers on \
+{ranks:,} ranks, counted from a rendered scrape:
+
+| | series |
+|---|---|
+| global rank 0, entry of a loop (all heads of the looping layers looped) | {first} |
+| every other rank | {other} |
+| the whole run | {total:,} |
+| a head more, in one layer | 1, or 2 while it loops |
+"""
+
+
+def reference() -> str:
+    """The page, Markdown."""
+    first, other = series_of(model_wide=True), series_of(model_wide=False)
+    tail = _TAIL.format(
+        buckets=", ".join(f"{bound:g}" for bound in STEP_BUCKETS_SECONDS),
+        first=first,
+        other=other,
+        total=first + (EXAMPLE["ranks"] - 1) * other,
+        **EXAMPLE,
+    )
+    return _HEAD + "".join(_row(metric) for metric in METRICS) + tail
+
+
+def series_of(*, model_wide: bool) -> int:
+    """How many series one rank of the example serves, every optional one among them."""
+    snapshot = full_snapshot(EXAMPLE["num_layers"], EXAMPLE["num_heads"], model_wide=model_wide)
+    rendered = families(snapshot, counters_of(snapshot))
+    return sum(len(family.samples) for family in rendered) + PROCESS_SERIES
+
+
+def full_snapshot(num_layers: int, num_heads: int, *, model_wide: bool) -> Snapshot:
+    """A snapshot in which every metric has a value, and whole layers loop."""
+    looping = range(num_layers - min(num_layers, EXAMPLE["looping_layers"]), num_layers)
+    loops: Any = SimpleNamespace(
+        loops={layer: SimpleNamespace(depth=1, heads=None) for layer in looping}
+    )
+    record = StepRecord(
+        step=1,
+        tokens=1,
+        loss=math.log(50280),
+        learning_rate=6e-4,
+        grad_norm=1.0,
+        step_seconds=1.0,
+        tokens_per_second=1.0,
+        flops=1,
+        vanilla_flops=1,
+        overhead_ratio=0.0,
+        flops_per_token=1,
+        mfu_ratio=0.5,
+        data_wait_seconds=0.0,
+        skipped_steps=0,
+        phase="growing",
+        loops=loops,
+        entropy=[[0.5] * num_heads] * num_layers,
+        planned_overhead_ratio=0.0,
+    )
+    return Snapshot(
+        rank=0,
+        model_wide=model_wide,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        info={},
+        step_timestamp=0.0,
+        record=record,
+        run_steps=1,
+        validation_loss=1.0,
+        growth_events=dict.fromkeys(RULES, 0),
+        checkpoint_seconds=1.0,
+        checkpoint_timestamp=0.0,
+    )
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
+    of = "run" if metric.scope == "model" else "rank"
+    return (
+        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {of} | {labels} | {metric.help} |\n"
+    )
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
