@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sgt_ds.config import RunConfig, load_run_config
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.errors import SgtError
 
 log = logging.getLogger("sgt_ds")
 
@@ -47,7 +47,9 @@ def _configuration(arguments: Sequence[str] | None) -> tuple[RunConfig, str]:
     parser.add_argument("run", type=Path, metavar="RUN.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--deepspeed_config", type=Path, help="DeepSpeed JSON instead of the run's")
-    parser.add_argument("--local_rank", type=int, help="given by the launcher, which sets LOCAL_RANK")
+    parser.add_argument(
+        "--local_rank", type=int, help="given by the launcher, which sets LOCAL_RANK"
+    )
     options = parser.parse_intermixed_args(arguments)
     overrides = list(options.overrides)
     if options.deepspeed_config is not None:

@@ -52,11 +52,17 @@ def test_presets_have_the_paper_s_sizes() -> None:
     [
         ("growth.k_mx=2", "growth.k_mx: unknown key; did you mean 'k_max'?"),
         ("optimiser.lr=1", "optimiser: unknown key; did you mean 'optimizer'?"),
-        ("data.train=[{path: a, wieght: 2}]", "data.train.0.wieght: unknown key; did you mean 'weight'?"),
+        (
+            "data.train=[{path: a, wieght: 2}]",
+            "data.train.0.wieght: unknown key; did you mean 'weight'?",
+        ),
         ("growth.heads=20", "growth.heads: 20 exceeds the model's 16; set 16 or fewer"),
         ("growth.layers=16", "growth.layers: 16 exceeds the 15 eligible layers; set 15 or fewer"),
         ("growth.k_max=0", "growth.k_max: Input should be greater than 0"),
-        ("growth.layers={from_jurnal: x}", "growth.layers.from_jurnal: unknown key; did you mean 'from_journal'?"),
+        (
+            "growth.layers={from_jurnal: x}",
+            "growth.layers.from_jurnal: unknown key; did you mean 'from_journal'?",
+        ),
         ("preset=537m", "preset: '537m' is unknown; did you mean '573m'?"),
         ("training.steps=many", "training.steps: Input should be a valid integer"),
         ("model.hidden_size=100", "model: hidden_size 100 must be a multiple of 2 × num_heads"),
@@ -74,7 +80,14 @@ def test_a_mistake_is_one_line_that_names_file_key_and_mend(
 
 @pytest.mark.parametrize(
     "text",
-    ["preset: [", "- a\n- b\n", "preset: 573m\npreset: 275m\n", "a: " + "[" * 5000, "\x00", "? {a: b}\n: c"],
+    [
+        "preset: [",
+        "- a\n- b\n",
+        "preset: 573m\npreset: 275m\n",
+        "a: " + "[" * 5000,
+        "\x00",
+        "? {a: b}\n: c",
+    ],
 )
 def test_broken_yaml_is_refused_without_a_traceback(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.yaml"
@@ -84,7 +97,9 @@ def test_broken_yaml_is_refused_without_a_traceback(tmp_path: Path, text: str) -
 
 
 def test_the_saved_configuration_reads_back_as_the_same_run(run_file: Path, tmp_path: Path) -> None:
-    config = load_run_config(run_file, ["growth.k_max=2", "model.vocab_size=1000", "optimizer.lr=6e-4"])
+    config = load_run_config(
+        run_file, ["growth.k_max=2", "model.vocab_size=1000", "optimizer.lr=6e-4"]
+    )
     saved = tmp_path / "saved.yaml"
     saved.write_text(dump_run_config(config))
     again = load_run_config(saved)
@@ -112,7 +127,9 @@ def test_a_contradiction_between_yaml_and_json_names_both_places(
 
 
 def test_json_may_repeat_what_yaml_says(run_file: Path, tmp_path: Path) -> None:
-    override = deepspeed_file(tmp_path, gradient_clipping=1.0, train_micro_batch_size_per_gpu="auto")
+    override = deepspeed_file(
+        tmp_path, gradient_clipping=1.0, train_micro_batch_size_per_gpu="auto"
+    )
     values = resolve_deepspeed(load_run_config(run_file, [override]), 4, run_file)
     assert values["gradient_accumulation_steps"] == 1024 // (8 * 4)
 
@@ -145,7 +162,10 @@ def test_deepspeed_files_that_cannot_work_are_refused(
 
 def test_a_batch_that_does_not_divide_names_sizes_that_do(run_file: Path, tmp_path: Path) -> None:
     config = load_run_config(
-        run_file, [deepspeed_file(tmp_path), "training.global_batch_size=24", "training.micro_batch_size=5"]
+        run_file,
+        [deepspeed_file(tmp_path), "training.global_batch_size=24", "training.micro_batch_size=5"],
     )
-    with pytest.raises(UserError, match=r"set training.micro_batch_size to one of \[1, 2, 3, 4, 6, 12\]"):
+    with pytest.raises(
+        UserError, match=r"set training.micro_batch_size to one of \[1, 2, 3, 4, 6, 12\]"
+    ):
         resolve_deepspeed(config, 2, run_file)

@@ -38,6 +38,11 @@ class RunLayout:
         return self.run_dir / "logs"
 
     @property
+    def exporter_counters(self) -> Path:
+        """Where the exported counters stand as scrapers last saw them."""
+        return self.run_dir / "control" / "counters.json"
+
+    @property
     def stop_request(self) -> Path:
         """While this file is there, ranks save and end after the update in progress."""
         return self.run_dir / "control" / "stop"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from sgt_ds import __version__
 from sgt_ds.config import RunConfig, RunLayout, config_hash
-from sgt_ds.data import Loader, open_token_set, validation_batches
+from sgt_ds.data import Loader, check_data, open_token_set, validation_batches
 from sgt_ds.flops import FlopsCounter
-from sgt_ds.growth import GrowthController, Journal, build_policy
+from sgt_ds.growth import GrowthController, Journal, build_policy, journal_header
 from sgt_ds.model import Transformer
 from sgt_ds.telemetry import Exporter, peak_flops
 from sgt_ds.training.engine import Ranks, build_engine
@@ -23,106 +22,88 @@ from sgt_ds.training.trainer import Trainer
 from sgt_ds.training.validation import ValidationLoss
 
 
-def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) -> bool:
-    """Build, train, close. Returns whether the run is complete. Collective."""
+def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) -> None:
+    """Build, train, close. Collective.
+
+    `resuming`: whether the run directory held this run before.
+    Raises: UserError, Diverged, StateMismatch.
+    """
+    check_data(config.data, config.model)
     if ranks.is_main:
         prepare_run_directory(config)
     ranks.barrier()
     set_up_logging(config.run_dir, ranks.rank)
-    trainer = build_trainer(config, ranks, config_file, resuming=resuming)
+    trainer = build_trainer(config, ranks, config_file)
     try:
-        return trainer.train()
+        restore(trainer, config, ranks, resuming=resuming)
+        trainer.train()
     finally:
         trainer.close()
 
 
-def build_trainer(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) -> Trainer:
-    """Build every part, and restore what the run left off with. Collective.
+def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
+    """Build every part of a run, at step 0. Collective.
 
-    `resuming`: whether the run directory held this run before.
     Raises: UserError where data, model, files or ports do not fit each other.
     """
-    layout = RunLayout(config.run_dir)
-    loader, tokenizer = _open_data(config, ranks)
+    layout, data, training = RunLayout(config.run_dir), config.data, config.training
     model = Transformer(
         config.model,
-        seed=config.training.seed,
-        compile_blocks=config.training.compile,
-        activation_checkpointing=config.training.activation_checkpointing,
+        seed=training.seed,
+        compile_blocks=training.compile,
+        activation_checkpointing=training.activation_checkpointing,
     ).to(ranks.device)
     engine = build_engine(model, config, ranks, config_file)
-    growth = GrowthController(
-        build_policy(config.method, config.growth, config.model),
-        config.growth,
-        config.model,
-        journal=_open_journal(config, layout) if ranks.is_main else None,
-        group=ranks.host_group,
-        device=ranks.device,
-    )
-    stop = StopRequest(layout.stop_request)
-    trainer = Trainer(
-        config,
-        ranks=ranks,
-        engine=engine,
-        loader=loader,
-        growth=growth,
-        flops=FlopsCounter(config.model, config.data.sequence_length),
-        telemetry=_start_telemetry(config, ranks),
-        metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
-        checkpoints=RunCheckpoints(config, ranks, engine, tokenizer=tokenizer),
-        stop=stop,
-        validation=_validation(config, ranks, engine),
-        peak_flops=_peak_flops(ranks.device),
-    )
-    restore(trainer, config, ranks, resuming=resuming)
-    return trainer
-
-
-def _open_data(config: RunConfig, ranks: Ranks) -> tuple[Loader, Path | None]:
-    """The loader, and the tokenizer file that the first prepared set holds."""
-    data, training = config.data, config.training
-    sources = [(open_token_set(source.path), source.weight) for source in data.train]
-    for token_set, _ in sources:
-        token_set.check(config.model.vocab_size, data.sequence_length)
     loader = Loader(
-        sources,
+        data.train,
         sequence_length=data.sequence_length,
         global_batch_size=training.global_batch_size,
         micro_batch_size=training.micro_batch_size,
         rank=ranks.rank,
         world_size=ranks.world_size,
         seed=training.seed,
-        pin_memory=ranks.device.type == "cuda",
     )
-    return loader, sources[0][0].tokenizer_file
+    journal = (
+        Journal.open_or_create(layout.journal, journal_header(config)) if ranks.is_main else None
+    )
+    growth = GrowthController(
+        build_policy(config.method, config.growth, config.model),
+        config.growth,
+        config.model,
+        journal=journal,
+        group=ranks.host_group,
+        device=ranks.device,
+    )
+    tokenizer = loader.token_sets[0].tokenizer_file
+    return Trainer(
+        config,
+        ranks=ranks,
+        engine=engine,
+        loader=loader,
+        growth=growth,
+        flops=FlopsCounter(config.model, data.sequence_length),
+        telemetry=_start_telemetry(config, ranks),
+        metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
+        checkpoints=RunCheckpoints(config, ranks, engine, tokenizer=tokenizer),
+        stop=StopRequest(layout.stop_request),
+        validation=_validation(config, ranks, engine),
+        peak_flops=_peak_flops(ranks.device),
+    )
 
 
 def _validation(config: RunConfig, ranks: Ranks, engine: Any) -> ValidationLoss | None:
     if config.data.validation is None:
         return None
-    token_set = open_token_set(config.data.validation)
-    token_set.check(config.model.vocab_size, config.data.sequence_length)
     batches = partial(
         validation_batches,
-        token_set,
+        open_token_set(config.data.validation),
         sequence_length=config.data.sequence_length,
-        micro_batch_size=config.training.micro_batch_size,
         sequences=config.training.validation_sequences,
+        micro_batch_size=config.training.micro_batch_size,
         rank=ranks.rank,
         world_size=ranks.world_size,
     )
     return ValidationLoss(engine.module, batches, ranks.device)
-
-
-def _open_journal(config: RunConfig, layout: RunLayout) -> Journal:
-    header = {
-        "version": __version__,
-        "config_hash": config_hash(config),
-        "method": config.method,
-        "model": config.model.model_dump(mode="json"),
-        "growth": config.growth.model_dump(mode="json"),
-    }
-    return Journal.open_or_create(layout.journal, header)
 
 
 def _start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
@@ -141,6 +122,8 @@ def _start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
             "config_hash": config_hash(config),
         },
         model=config.model,
+        run_steps=config.training.steps,
+        counters_file=RunLayout(config.run_dir).exporter_counters,
     )
     exporter.start()
     return exporter

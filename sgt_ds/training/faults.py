@@ -8,6 +8,7 @@ from types import FrameType
 
 from sgt_ds.errors import Diverged
 
+
 class StopRequest:
     """Whether this rank has been asked to stop: by SIGTERM or SIGINT, or by a file in the run.
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from sgt_ds import checkpoints
-from sgt_ds.config import ModelConfig, RunConfig, RunLayout, config_hash
+from sgt_ds.config import RunConfig, RunLayout, config_hash
 from sgt_ds.errors import UserError
 from sgt_ds.training.engine import Ranks
 from sgt_ds.training.trainer import Trainer
@@ -20,34 +18,41 @@ log = logging.getLogger("sgt_ds")
 
 
 class RunCheckpoints:
-    """The checkpoints of one run, with the facts that conversion needs beside the trainer's state."""
+    """The checkpoints of one run, with the facts that conversion needs beside the trainer's state.
 
-    def __init__(
-        self, config: RunConfig, ranks: Ranks, engine: Any, *, tokenizer: Path | None
-    ) -> None:
-        self._config, self._ranks, self._engine = config, ranks, engine
+    `tokenizer`: the file that turns the model's ids into text, for an export.
+    """
+
+    def __init__(self, config: RunConfig, ranks: Ranks, engine: Any, *, tokenizer: Path) -> None:
+        self._keep_last, self._group, self._engine = (
+            config.checkpoint.keep_last,
+            ranks.host_group,
+            engine,
+        )
         self._directory = RunLayout(config.run_dir).checkpoints
         self._facts = {
             "model": config.model.model_dump(mode="json"),
             "method": config.method,
-            "entry": config.growth.entry,
             "interval": config.growth.interval,
             "sequence_length": config.data.sequence_length,
-            "tokenizer": None if tokenizer is None else str(tokenizer.resolve()),
+            "tokenizer": str(tokenizer.resolve()),
             "config": config.model_dump(mode="json"),
             "config_hash": config_hash(config),
         }
 
-    def save(self, step: int, state: dict[str, Any]) -> float:
-        """Save a checkpoint of all ranks. Returns seconds. Collective."""
+    def save(self, step: int, state: Mapping[str, Any]) -> float:
+        """Save a checkpoint of all ranks. Returns seconds. Collective.
+
+        Raises: SaveFailed on all ranks where one failed; earlier checkpoints stay as they are.
+        """
         started = time.perf_counter()
         checkpoints.save(
             self._engine,
             self._directory,
             step=step,
-            state={**self._facts, "state": state["growth"]["state"], **state},
-            keep_last=self._config.checkpoint.keep_last,
-            group=self._ranks.host_group,
+            state={**self._facts, **state},
+            keep_last=self._keep_last,
+            group=self._group,
         )
         return time.perf_counter() - started
 
@@ -58,80 +63,47 @@ class RunCheckpoints:
 
 
 def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool) -> None:
-    """Bring the trainer to where the run left off, or to the checkpoint that the run forks from.
+    """Bring the trainer to where the run left off, or to the checkpoint that it forks from.
 
     `resuming`: whether the run directory held this run before. Collective.
-    Raises: UserError where the checkpoint is damaged, missing, or of another run or architecture.
+    Raises: UserError where the checkpoint is damaged, missing, or of another run, architecture,
+    data set or world size; or where the run has checkpoints and none is good.
     """
-    path = _agree(lambda: _starting_point(config, resuming), ranks)
+    path = _own_checkpoint(config, ranks, resuming)
+    forking = path is None and config.fork is not None
+    if forking:
+        path = config.fork
     if path is None:
-        _cut_back(trainer, -1)
+        trainer.cut_back(-1)
         return
-    _check_architecture(path, config.model)
-    state = checkpoints.load(trainer.engine, path, group=ranks.host_group)
+    load = checkpoints.load_weights_only if forking else checkpoints.load
+    state = load(trainer.engine, path, group=ranks.host_group)
     if state["data_fingerprint"] != trainer.loader.fingerprint:
         raise UserError(
-            path, "data_fingerprint", "the data sets changed since this checkpoint; restore them"
+            path, "data_fingerprint", "the data sets differ from this checkpoint's; restore them"
         )
-    forking = config.fork is not None and path == config.fork
-    if forking:
-        initial = trainer.growth.policy.initial_state()
-        state["growth"] = {**state["growth"], "state": initial.as_json()}
     trainer.load_state_dict(state)
-    _cut_back(trainer, trainer.clock.step)
-    log.info("%s from %s, step %d", "forked" if forking else "resumed", path, trainer.clock.step)
+    trainer.cut_back(-1 if forking else trainer.clock.step)
+    if forking:
+        _fork_growth(trainer, path, state["growth"])
+    log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)
 
 
-def _starting_point(config: RunConfig, resuming: bool) -> Path | None:
+def _own_checkpoint(config: RunConfig, ranks: Ranks, resuming: bool) -> Path | None:
     if isinstance(config.resume, Path):
         return config.resume
+    if not resuming:
+        return None
     directory = RunLayout(config.run_dir).checkpoints
-    if resuming:
-        found = checkpoints.newest_good(directory)
-        if found is not None:
-            return found.path
-        if checkpoints.list_checkpoints(directory):
-            raise UserError(
-                directory,
-                None,
-                "holds no good checkpoint (see `sgt-ds checkpoint verify`); restore one, or choose "
-                "another run_dir to start anew",
-            )
-    return config.fork
+    found = checkpoints.newest_good_for_all(directory, group=ranks.host_group)
+    return None if found is None else found.path
 
 
-def _check_architecture(path: Path, model: ModelConfig) -> None:
-    faults = checkpoints.verify(path)
-    if faults:
-        raise UserError(path, None, f"is damaged: {faults[0]}; choose another checkpoint")
-    saved = checkpoints.read_state(path)["model"]
-    for key, value in model.model_dump(mode="json").items():
-        if saved.get(key) != value:
-            raise UserError(
-                path,
-                f"model.{key}",
-                f"is {saved.get(key)}, the run configuration says {value}; a checkpoint of another "
-                "architecture cannot be loaded",
-            )
-
-
-def _agree(choose: Callable[[], Path | None], ranks: Ranks) -> Path | None:
-    """What rank 0 chooses, on every rank; an error of its is raised on every rank."""
-    box: list[Any] = [None]
-    if ranks.is_main:
-        try:
-            box[0] = choose()
-        except UserError as error:
-            box[0] = error
-    dist.broadcast_object_list(box, src=0, group=ranks.host_group)
-    if isinstance(box[0], UserError):
-        raise box[0]
-    return box[0]  # type: ignore[no-any-return]
-
-
-def _cut_back(trainer: Trainer, step: int) -> None:
+def _fork_growth(trainer: Trainer, path: Path, growth: Mapping[str, Any]) -> None:
+    """The parent's entropies with this run's own policy, as if it had grown so all along."""
+    trainer.growth.fork(growth)
     if trainer.growth.journal is not None:
-        trainer.growth.journal.cut_back(step)
-    if trainer.metrics is not None:
-        trainer.metrics.cut_back(step)
-
+        parent = RunLayout(path.resolve().parent.parent).journal
+        trainer.growth.journal.adopt(parent, trainer.clock.step)
+    # A window that falls on the very step of the fork is decided before the next update.
+    trainer.decide()

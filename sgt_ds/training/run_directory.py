@@ -31,14 +31,16 @@ def check_run_directory(config: RunConfig) -> bool:
             saved, differences[0], f"run_dir holds another run{more}; choose another run_dir"
         )
     if config.resume == "never":
-        raise UserError(saved, "resume", "is never, but run_dir holds this run; remove it or resume")
+        raise UserError(
+            saved, "resume", "is never, but run_dir holds this run; remove it or resume"
+        )
     return True
 
 
 def prepare_run_directory(config: RunConfig) -> None:
     """Make the run directory and save the resolved configuration."""
     layout = RunLayout(config.run_dir)
-    for folder in (layout.checkpoints, layout.logs):
+    for folder in (layout.checkpoints, layout.logs, layout.stop_request.parent):
         folder.mkdir(parents=True, exist_ok=True)
     write_text_atomically(layout.config, dump_run_config(config))
 

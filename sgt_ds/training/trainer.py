@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from sgt_ds.config import RunConfig
 from sgt_ds.data import Loader
 from sgt_ds.flops import FlopsCounter
-from sgt_ds.growth import Decision, GrowthController
+from sgt_ds.growth import GrowthController
 from sgt_ds.model import loop_inputs
 from sgt_ds.progress import duration
 from sgt_ds.telemetry import Exporter, StepRecord
@@ -26,9 +26,12 @@ from sgt_ds.training.validation import ValidationLoss
 
 log = logging.getLogger("sgt_ds")
 
+# How long the exporter stays up at the end for a scraper that has not yet read it.
+LAST_SCRAPE_SECONDS = 5.0
+
 
 class Checkpoints(Protocol):
-    """What the loop needs of the checkpoint room."""
+    """What the loop needs of the run's checkpoints."""
 
     def save(self, step: int, state: dict[str, Any]) -> float:
         """Save a checkpoint on all ranks; returns its seconds. Collective."""
@@ -85,23 +88,26 @@ class Trainer:
         self._started_at = (0.0, 0)  # seconds and step at which this process began to train
         self._last_logged = (0.0, 0)  # seconds and tokens
 
-    def train(self) -> bool:
-        """Run the remaining updates. Returns whether the run is complete.
+    def train(self) -> None:
+        """Run the remaining updates, or those until a request to stop.
 
         Raises: Diverged, StateMismatch.
         """
-        steps = self.config.training.steps
         now = time.perf_counter()
         self._started_at, self._last_logged = (now, self.clock.step), (now, self.clock.tokens)
-        while self.clock.step < steps:
-            if self.train_step():
-                self._after_step()
-            if self.ranks.any(self.stop.is_set()):
-                log.info("step %d: asked to stop; saving", self.clock.step)
-                self.save()
-                return False
-        self.growth.flush()
-        return True
+        end: Literal["completed", "stopped", "failed"] = "failed"
+        try:
+            while self.clock.step < self.config.training.steps:
+                if self.train_step():
+                    self._after_step()
+                if self.ranks.any(self.stop.is_set()):
+                    self._stop()
+                    end = "stopped"
+                    return
+            end = "completed"
+        finally:
+            if self.telemetry is not None:
+                self.telemetry.finish(end)
 
     def train_step(self) -> bool:
         """Take one optimizer step and record it. Returns whether an update was applied.
@@ -137,15 +143,25 @@ class Trainer:
         clock.step += 1
         if totals.entropy is not None:
             self.growth.observe(clock.step, totals.entropy)
-        decision = self.growth.decide(clock.step, self.flops.total)
-        if decision is not None:
-            self._report_decision(decision)
+        self.decide()
         seconds = time.perf_counter() - started
         if self.telemetry is not None:
-            self.telemetry.observe_step(clock.step, seconds)
+            self.telemetry.observe_step(clock.step, seconds, self.loader.wait_seconds)
         if clock.step % training.log_every == 0 or clock.step == training.steps:
             self._report_step(totals.mean_loss(), rate, seconds)
         return True
+
+    def decide(self) -> None:
+        """Let growth decide where a window is due; Θ acts from the next update. Collective.
+
+        Raises: StateMismatch, naming the ranks.
+        """
+        decision = self.growth.decide(self.clock.step, self.flops.total)
+        if decision is None:
+            return
+        log.info("step %d: %s: %s", decision.step, decision.rule, decision.reason)
+        if self.telemetry is not None:
+            self.telemetry.publish_decision(decision.rule)
 
     def save(self) -> None:
         """Save a checkpoint. Collective."""
@@ -156,21 +172,22 @@ class Trainer:
             self.telemetry.publish_checkpoint(seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values that `load_state_dict` takes; the same on every rank."""
+        """Plain values that `load_state_dict` takes, beside the checkpoint's own `step`."""
         return {
-            "step": self.clock.step,
+            "entry": self.growth.policy.entry,
             "tokens": self.clock.tokens,
             "run_seconds": self.clock.run_seconds,
             "batches": self.loader.batches,
             "skipped_steps": self.skips.total,
             "data_fingerprint": self.loader.fingerprint,
             "flops": self.flops.state_dict(),
+            "state": self.growth.state.as_json(),
             "growth": self.growth.state_dict(),
             "telemetry": self.telemetry.state_dict() if self.telemetry is not None else {},
         }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Go on from where a checkpoint was taken. `values`: its state, with `step`."""
         self.clock = Clock(values["step"], values["tokens"], values["run_seconds"])
         self.skips.total = values["skipped_steps"]
         self.loader.seek(values["batches"])
@@ -178,6 +195,13 @@ class Trainer:
         self.growth.load_state_dict(values["growth"])
         if self.telemetry is not None and values["telemetry"]:
             self.telemetry.load_state_dict(values["telemetry"])
+
+    def cut_back(self, step: int) -> None:
+        """Drop what journal and metrics hold past `step`: it will be written again."""
+        if self.growth.journal is not None:
+            self.growth.journal.cut_back(step)
+        if self.metrics is not None:
+            self.metrics.cut_back(step)
 
     def close(self) -> None:
         """Close files, ports and threads; safe after an error."""
@@ -187,7 +211,7 @@ class Trainer:
         if self.metrics is not None:
             self.metrics.close()
         if self.telemetry is not None:
-            self.telemetry.close()
+            self.telemetry.close(wait_seconds=LAST_SCRAPE_SECONDS)
 
     def _after_step(self) -> None:
         step, training = self.clock.step, self.config.training
@@ -197,6 +221,13 @@ class Trainer:
         if last or step % self.config.checkpoint.every == 0:
             self.save()
 
+    def _stop(self) -> None:
+        log.info("step %d: asked to stop; saving", self.clock.step)
+        self.save()
+        # Taken away only when it has been obeyed: a new start must not end at once.
+        if self.ranks.is_main:
+            self.stop.clear()
+
     def _count_skip(self) -> None:
         # Its entropy enters neither the moving average nor the journal.
         log.warning("step %d: update skipped, gradients not finite", self.clock.step)
@@ -204,13 +235,8 @@ class Trainer:
             self.telemetry.publish_skip()
         self.skips.skipped(self.clock.step, self.checkpoints.newest())
 
-    def _report_decision(self, decision: Decision) -> None:
-        log.info("step %d: %s: %s", decision.step, decision.rule, decision.reason)
-        if self.telemetry is not None:
-            self.telemetry.publish_decision(decision.rule)
-
     def _report_step(self, loss: float, rate: float, seconds: float) -> None:
-        """Log, metrics row and model-wide series. Collective work (the loss) is done already."""
+        """Log, metrics row and model-wide series; the one place that waits for the device."""
         self.growth.flush()
         now, (then, tokens_then) = time.perf_counter(), self._last_logged
         self._last_logged = (now, self.clock.tokens)
@@ -271,5 +297,7 @@ class Trainer:
         loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
         loss = validation(loops)
         log.info("step %d: validation loss %.4f", self.clock.step, loss)
+        if self.telemetry is not None:
+            self.telemetry.publish_validation(loss)
         if self.metrics is not None:
             self.metrics.write({"step": self.clock.step, "validation_loss": loss})
