@@ -1,0 +1,91 @@
+"""`sgt-ds generate`: text from an export."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+from sgt_ds.errors import UserError
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "generate",
+        "Complete prompts with an exported model.",
+        "sgt-ds generate exports/573m-sgt --prompt 'Once upon a time' --temperature 0.8 --stream",
+        run,
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what `sgt-ds convert` wrote")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--prompt", metavar="TEXT", action="append", help="may stand several times")
+    given.add_argument(
+        "--prompts", metavar="FILE", type=Path, help="one prompt a line; - for stdin"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token"
+    )
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all tokens")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="may stand several times"
+    )
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="prompts at once")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 (default: a GPU if any)")
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="default: the export's")
+    parser.add_argument("--stream", action="store_true", help="print text as it comes")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Load, complete, print."""
+    if options.stream and options.json:
+        raise UserError("--stream", None, "does not go with --json; choose one")
+    if options.batch_size < 1:
+        raise UserError(
+            "--batch-size", None, f"{options.batch_size} is out of range; give 1 or more"
+        )
+    prompts = options.prompt if options.prompt is not None else _read_prompts(options.prompts)
+    from sgt_ds.inference import Sampling, Speaker
+
+    sampling = Sampling(
+        options.max_new_tokens,
+        options.temperature,
+        options.top_p,
+        options.top_k,
+        options.seed,
+        tuple(options.stop),
+    )
+    speaker = Speaker(options.directory, device=options.device, dtype=options.dtype)
+    if options.stream:
+        for prompt in prompts:
+            print(prompt, end="", flush=True)
+            for _ in speaker.complete([prompt], sampling, on_text=_print_piece):
+                print(flush=True)
+        return
+    completions = speaker.complete(prompts, sampling, batch_size=options.batch_size)
+    if options.json:
+        print_json({"completions": [completion.as_json() for completion in completions]})
+        return
+    for completion in completions:
+        print(completion.prompt + completion.text, flush=True)
+
+
+def _print_piece(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(path, None, f"cannot be read ({error}); give a text file") from None
+    prompts = [line for line in text.splitlines() if line.strip()]
+    if not prompts:
+        raise UserError(path, None, "holds no prompt; write one a line")
+    return prompts

@@ -1,0 +1,24 @@
+"""From a checkpoint to something people serve: conversion, the exported model's code, generation.
+
+`hf/modeling_sgt.py` travels with every export that loops and knows nothing of this package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sgt_ds.inference.convert import convert
+    from sgt_ds.inference.generate import Completion, Sampling, Speaker
+
+__all__ = ["Completion", "Sampling", "Speaker", "convert"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch and transformers when it is first asked for."""
+    import importlib
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = "convert" if name == "convert" else "generate"
+    return getattr(importlib.import_module(f"{__name__}.{room}"), name)

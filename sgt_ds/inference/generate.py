@@ -1,0 +1,271 @@
+"""Text from an export, through `transformers` and its cache. Knows no checkpoint and no training.
+
+The model's code is this package's own copy of the file that exports carry: speaking never runs code
+out of the folder it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sgt_ds.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen and when to stop."""
+
+    max_new_tokens: int = 64
+    """Tokens after the prompt, at most."""
+    temperature: float = 0.0
+    """0 takes the likeliest token; above, logits are divided by it and a token is drawn."""
+    top_p: float = 1.0
+    """Draw among the likeliest tokens whose probabilities add up to this."""
+    top_k: int = 0
+    """Draw among this many likeliest tokens; 0 among all."""
+    seed: int = 0
+    """Seed of the draws."""
+    stop: tuple[str, ...] = field(default=())
+    """Texts that end a completion; they are cut off it."""
+
+    def __post_init__(self) -> None:
+        for flag, good, mend in (
+            ("--max-new-tokens", self.max_new_tokens >= 1, "give 1 or more"),
+            ("--temperature", self.temperature >= 0, "give 0 or more"),
+            ("--top-p", 0 < self.top_p <= 1, "give a share above 0, up to 1"),
+            ("--top-k", self.top_k >= 0, "give 0 or more"),
+            ("--stop", all(self.stop), "give a text that is not empty"),
+        ):
+            if not good:
+                value = getattr(self, flag[2:].replace("-", "_"))
+                raise UserError(flag, None, f"{value} is out of range; {mend}")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One prompt and what came of it. `finish`: stop (end token or stop text) or length."""
+
+    prompt: str
+    text: str
+    prompt_tokens: int
+    tokens: int
+    finish: str
+    seconds: float
+    """Wall time of the batch that it was part of."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+class Speaker:
+    """A loaded export: tokenizer and model, ready to complete prompts.
+
+    `directory`: what `sgt-ds convert` wrote. `device`: as torch names it; None takes a GPU where
+    there is one. `dtype`: bf16, fp16, fp32, or None for that of the export (float32 on a CPU,
+    where half precision is slow).
+    Raises: UserError where the folder is no export or holds no tokenizer.
+    """
+
+    def __init__(
+        self, directory: Path, *, device: str | None = None, dtype: str | None = None
+    ) -> None:
+        self.directory = directory
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        kind = _model_class(directory)
+        from transformers import AutoTokenizer
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        half = self.device.type == "cpu" and dtype is None
+        wanted: Any = torch.float32 if half else _DTYPES.get(dtype or "", "auto")
+        try:
+            self.model: Any = kind.from_pretrained(directory, dtype=wanted, use_safetensors=True)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise _unreadable(directory, error) from None
+        if not (directory / "tokenizer_config.json").is_file():
+            raise UserError(
+                directory, "tokenizer", "is missing; convert again with --tokenizer FILE"
+            )
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+        except (OSError, ValueError, KeyError) as error:
+            raise _unreadable(directory, error) from None
+        self.model.to(self.device).eval()
+
+    def complete(
+        self,
+        prompts: Sequence[str],
+        sampling: Sampling,
+        *,
+        batch_size: int = 8,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Iterator[Completion]:
+        """Complete `prompts`, in batches, in order.
+
+        `on_text` hears of new text as it comes; then every prompt is a batch of its own.
+        """
+        torch.manual_seed(sampling.seed)
+        size = 1 if on_text is not None else batch_size
+        for start in range(0, len(prompts), size):
+            yield from self._batch(list(prompts[start : start + size]), sampling, on_text)
+
+    def _batch(
+        self, prompts: list[str], sampling: Sampling, on_text: Callable[[str], None] | None
+    ) -> list[Completion]:
+        started = time.perf_counter()
+        inputs = self._encode(prompts)
+        choice: dict[str, Any] = {"do_sample": False}
+        if sampling.temperature > 0:
+            choice = {
+                "do_sample": True,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+            }
+        if sampling.stop:
+            choice |= {"stop_strings": list(sampling.stop), "tokenizer": self.tokenizer}
+        if on_text is not None:
+            choice["streamer"] = _Streamer(self.tokenizer, sampling.stop, on_text)
+        with torch.inference_mode():
+            rows = self.model.generate(
+                **inputs, max_new_tokens=sampling.max_new_tokens, use_cache=True, **choice
+            )
+        seconds = time.perf_counter() - started
+        width = inputs["input_ids"].shape[1]
+        return [
+            self._completion(
+                prompt, row[:width][mask.bool()].tolist(), row[width:].tolist(), sampling, seconds
+            )
+            for prompt, mask, row in zip(prompts, inputs["attention_mask"], rows, strict=True)
+        ]
+
+    def _encode(self, prompts: list[str]) -> dict[str, torch.Tensor]:
+        rows = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+        first = self.tokenizer.bos_token_id
+        if first is None:
+            first = self.tokenizer.eos_token_id
+        if first is None and not all(rows):
+            raise UserError(
+                "--prompt", None, "is empty, and no token begins a text; give some text"
+            )
+        # Nothing to go on from: begin a text as training did, behind the end of another.
+        rows = [row or [first] for row in rows]
+        width = max(map(len, rows))
+        fill = self.tokenizer.pad_token_id or 0
+        padded = [[fill] * (width - len(row)) + row for row in rows]
+        masks = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+        return {
+            "input_ids": torch.tensor(padded, device=self.device),
+            "attention_mask": torch.tensor(masks, device=self.device),
+        }
+
+    def _completion(
+        self,
+        prompt: str,
+        prompt_ids: list[int],
+        ids: list[int],
+        sampling: Sampling,
+        seconds: float,
+    ) -> Completion:
+        finish = "length"
+        end = self.tokenizer.eos_token_id
+        if end is not None and end in ids:
+            ids, finish = ids[: ids.index(end)], "stop"
+        text = _continuation(self.tokenizer, prompt_ids, ids)
+        cuts = [at for at in (text.find(stop) for stop in sampling.stop) if at >= 0]
+        if cuts:
+            text, finish = text[: min(cuts)], "stop"
+        return Completion(prompt, text, len(prompt_ids), len(ids), finish, round(seconds, 4))
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def _model_class(directory: Path) -> Any:
+    """The class that loads the export in `directory`. Raises: UserError."""
+    path = directory / "config.json"
+    try:
+        model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
+    except FileNotFoundError:
+        raise UserError(
+            directory, None, "is no export (no config.json); `sgt-ds convert` writes one"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(path, None, f"cannot be read ({error}); convert again") from None
+    if model_type == "llama":
+        from transformers import LlamaForCausalLM
+
+        return LlamaForCausalLM
+    if model_type == "sgt":
+        from sgt_ds.inference.hf.modeling_sgt import SgtForCausalLM
+
+        return SgtForCausalLM
+    raise UserError(path, "model_type", f"'{model_type}' is neither llama nor sgt")
+
+
+def _unreadable(directory: Path, error: Exception) -> UserError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return UserError(directory, None, f"cannot be loaded ({lines[0]}); convert again")
+
+
+def _continuation(tokenizer: Any, prompt: list[int], ids: list[int]) -> str:
+    """Text of `ids`, decoded behind the prompt's last token so that a leading space stays one."""
+    head = prompt[-1:]
+    before = len(tokenizer.decode(head, skip_special_tokens=True))
+    return str(tokenizer.decode(head + ids, skip_special_tokens=True)[before:])
+
+
+class _Streamer:
+    """Hands text on as it grows; holds back what may be the head of a stop text or of a character."""
+
+    def __init__(
+        self, tokenizer: Any, stop: tuple[str, ...], on_text: Callable[[str], None]
+    ) -> None:
+        self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
+        self._prompt: list[int] | None = None
+        self._ids: list[int] = []
+        self._said = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take new ids; the first ones are the prompt."""
+        ids = value.flatten().tolist()
+        if self._prompt is None:
+            self._prompt = ids
+            return
+        self._ids += ids
+        self._say(final=False)
+
+    def end(self) -> None:
+        """Say what was held back."""
+        self._say(final=True)
+
+    def _say(self, *, final: bool) -> None:
+        text = _continuation(self._tokenizer, self._prompt or [], self._ids)
+        cuts = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if cuts:
+            text = text[: min(cuts)]
+        elif not final:
+            while text.endswith("�"):
+                text = text[:-1]
+            longest = max(map(len, self._stop), default=0) - 1
+            held = next(
+                (
+                    n
+                    for n in range(longest, 0, -1)
+                    if any(s.startswith(text[-n:]) for s in self._stop)
+                ),
+                0,
+            )
+            text = text[: len(text) - held]
+        if len(text) > self._said:
+            self._on_text(text[self._said :])
+            self._said = len(text)

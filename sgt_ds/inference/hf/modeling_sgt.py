@@ -1,0 +1,380 @@
+"""Sparse Growing Transformer: a LLaMA decoder in which some layers re-apply some of their heads.
+
+Self-contained: needs `torch` and `transformers` >= 5.23, and travels with the weights. Loads through
+`AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)`.
+
+A looping layer of depth K computes, from its input H,
+
+    H(0) = H + sum over all heads i of Attn_i(H)
+    H(k) = H(k-1) + sum over the looping heads i of Attn_i(H(k-1)),   k = 1 … K
+    output = H(K) + FFN(H(K))
+
+where Attn includes the layer's own norm and rotary embedding. The extra passes have no weights of
+their own: they read the looping heads' rows of W_q, W_k, W_v and columns of W_o. A loop of scope
+`block` re-applies the whole layer K times instead. Each extra pass has a cache layer of its own,
+numbered after those of the main passes, which holds the looping heads only.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+
+class Loop(NamedTuple):
+    """The extra passes of one layer, as the model runs them."""
+
+    depth: int
+    """Passes after the main one."""
+    scope: str
+    """What is re-applied: `attention` or `block`."""
+    heads: tuple[int, ...]
+    """The heads that the extra passes compute, ascending."""
+    factors: tuple[tuple[float, ...], ...]
+    """What each pass multiplies each computed head's output by; empty for 1."""
+
+
+class SgtConfig(LlamaConfig):
+    """A LLaMA configuration with `loops`.
+
+    `loops` maps a layer's number (as text, from 0) to `{"depth": K, "heads": [ascending] or None for
+    all, "scope": "attention" | "block"}`. A model exported while a loop was entering has `scale` as
+    well: it maps each head that is computed (as text) to its K factors, one a pass.
+    """
+
+    model_type = "sgt"
+    base_model_tp_plan = (
+        None  # gathering heads out of weights that are sharded by head is not built
+    )
+
+    loops: dict[str, dict[str, Any]] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        self.loops = {str(layer): dict(loop) for layer, loop in (self.loops or {}).items()}
+        if self.loops and self.num_key_value_heads != self.num_attention_heads:
+            raise ValueError("loops need as many key-value heads as attention heads")
+        for layer in self.loops:
+            if not 0 <= int(layer) < self.num_hidden_layers:
+                raise ValueError(f"loops: layer {layer} does not exist")
+            self.loop_of(int(layer))
+
+    def loop_of(self, layer: int) -> Loop | None:
+        """The loop of one layer, or None. Raises: ValueError where `loops` describes none."""
+        given = (self.loops or {}).get(str(layer))
+        if given is None:
+            return None
+        depth, scope = given["depth"], given.get("scope", "attention")
+        scale, heads = given.get("scale"), given.get("heads")
+        if scale is not None:
+            heads = sorted(int(head) for head in scale)
+        elif heads is None or scope == "block":
+            heads = list(range(self.num_attention_heads))
+        if depth < 1 or scope not in ("attention", "block"):
+            raise ValueError(f"loops: layer {layer} needs a depth and the scope attention or block")
+        if not heads or heads != sorted({h for h in heads if 0 <= h < self.num_attention_heads}):
+            raise ValueError(f"loops: layer {layer} needs heads that exist, in ascending order")
+        factors: tuple[tuple[float, ...], ...] = ()
+        if scale is not None:
+            if any(len(column) != depth for column in scale.values()):
+                raise ValueError(f"loops: layer {layer} needs {depth} factors a head")
+            factors = tuple(zip(*(map(float, scale[str(head)]) for head in heads), strict=True))
+        return Loop(depth, scope, tuple(heads), factors)
+
+    def pass_heads(self) -> list[int]:
+        """How many heads each cache layer holds: the main passes first, then the extra ones."""
+        loops = [self.loop_of(layer) for layer in range(self.num_hidden_layers)]
+        extra = [len(loop.heads) for loop in loops if loop for _ in range(loop.depth)]
+        return [self.num_key_value_heads] * self.num_hidden_layers + extra
+
+    def get_text_config(
+        self, decoder: bool | None = None, encoder: bool | None = None
+    ) -> LlamaConfig:
+        """The configuration itself; for a decoder's cache, one that counts every pass as a layer.
+
+        Caches size themselves by `get_text_config(decoder=True).num_hidden_layers`.
+        """
+        if not decoder or encoder or not self.loops:
+            return super().get_text_config(decoder=decoder, encoder=encoder)
+        counted = copy.copy(self)
+        counted.num_hidden_layers = len(self.pass_heads())
+        counted.loops = {}  # asked again, the copy adds nothing
+        return counted
+
+
+class SgtRMSNorm(nn.Module):
+    """RMSNorm in at least float32, so that a float64 model keeps float64."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        precise = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
+        variance = precise.pow(2).mean(-1, keepdim=True)
+        normed = precise * torch.rsqrt(variance + self.variance_epsilon)
+        return self.weight * normed.to(hidden_states.dtype)
+
+
+def eager_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in plain operations, softmax in at least float32."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    weights = F.softmax(scores, dim=-1, dtype=precise).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class SgtAttention(LlamaAttention):
+    """LLaMA's attention, over all heads or over a gathered few."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        cache: Any = None,
+        cache_layer: int = 0,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The main pass: all heads. Returns the output and, where known, the attention weights."""
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query, key, value = (
+            projection(hidden_states).view(shape).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed, weights = self._attend(
+            query, key, value, position_embeddings, attention_mask, cache, cache_layer, **kwargs
+        )
+        return self.o_proj(mixed), weights
+
+    def rows(self, heads: tuple[int, ...]) -> torch.Tensor:
+        """Rows of W_q, W_k, W_v of some heads: (3 × heads × head size, d).
+
+        By slices with fixed bounds: no index tensor that would have to follow the weights to their
+        device, and nothing that a compiled or captured graph could stumble over.
+        """
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        return torch.cat([each.weight[self._span(head)] for each in projections for head in heads])
+
+    def columns(self, heads: tuple[int, ...], factors: tuple[float, ...] = ()) -> torch.Tensor:
+        """Columns of W_o of some heads, times a factor each: (d, heads × head size)."""
+        columns = [self.o_proj.weight[:, self._span(head)] for head in heads]
+        if factors:
+            columns = [column * factor for column, factor in zip(columns, factors, strict=True)]
+        return torch.cat(columns, dim=1)
+
+    def _span(self, head: int) -> slice:
+        return slice(head * self.head_dim, (head + 1) * self.head_dim)
+
+    def again(
+        self,
+        hidden_states: torch.Tensor,
+        rows: torch.Tensor,
+        columns: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        cache: Any,
+        cache_layer: int,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """An extra pass with the weights that `rows` and `columns` gave; returns what it adds."""
+        sequences, positions = hidden_states.shape[:2]
+        projected = F.linear(hidden_states, rows)
+        split = projected.view(sequences, positions, 3, -1, self.head_dim)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed, _ = self._attend(
+            query, key, value, position_embeddings, attention_mask, cache, cache_layer, **kwargs
+        )
+        return F.linear(mixed, columns)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        cache: Any,
+        cache_layer: int,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        if cache is not None:
+            key, value = cache.update(key, value, cache_layer)
+        attention: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention
+        )
+        mixed, weights = attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        return mixed.reshape(*mixed.shape[:2], -1).contiguous(), weights
+
+
+class SgtDecoderLayer(LlamaDecoderLayer):
+    """One layer and its loop. `first_extra`: cache layer of its first extra pass."""
+
+    def __init__(self, config: SgtConfig, layer_idx: int, first_extra: int) -> None:
+        super(LlamaDecoderLayer, self).__init__()  # the parts below replace LLaMA's
+        self.hidden_size = config.hidden_size
+        self.layer_idx, self.first_extra = layer_idx, first_extra
+        self.loop = config.loop_of(layer_idx)
+        self.self_attn = SgtAttention(config, layer_idx)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = SgtRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = SgtRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        cache: Any = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`cache` and `past_key_values` are the new and the old name of one argument."""
+        shared = {
+            "position_embeddings": position_embeddings,
+            "attention_mask": attention_mask,
+            "cache": past_key_values if cache is None else cache,
+            **kwargs,
+        }
+        loop, attention = self.loop, self.self_attn
+        normed = self.input_layernorm(hidden_states)
+        added, _ = attention(normed, cache_layer=self.layer_idx, **shared)
+        hidden_states = hidden_states + added
+        if loop is not None and loop.scope == "attention":
+            rows, columns = attention.rows(loop.heads), attention.columns(loop.heads)
+            for index in range(loop.depth):
+                if loop.factors:
+                    columns = attention.columns(loop.heads, loop.factors[index])
+                hidden_states = hidden_states + attention.again(
+                    self.input_layernorm(hidden_states),
+                    rows,
+                    columns,
+                    cache_layer=self.first_extra + index,
+                    **shared,
+                )
+        hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+        if loop is not None and loop.scope == "block":
+            for index in range(loop.depth):
+                normed = self.input_layernorm(hidden_states)
+                # `forward`, not a call: recorders of attention maps count one a layer.
+                added, _ = attention.forward(normed, cache_layer=self.first_extra + index, **shared)
+                hidden_states = hidden_states + added
+                normed = self.post_attention_layernorm(hidden_states)
+                hidden_states = hidden_states + self.mlp(normed)
+        return hidden_states
+
+
+_CACHE_NAME = (
+    "cache" if "cache" in inspect.signature(LlamaModel.forward).parameters else "past_key_values"
+)
+
+
+def _either_cache_name(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Keywords in which the cache has the name that this version of `transformers` gives it."""
+    other = "past_key_values" if _CACHE_NAME == "cache" else "cache"
+    if other in keywords:
+        given = keywords.pop(other)
+        if keywords.get(_CACHE_NAME) is None:
+            keywords[_CACHE_NAME] = given
+    return keywords
+
+
+class SgtModel(LlamaModel):
+    """LLaMA's decoder with `SgtDecoderLayer`s."""
+
+    config_class = SgtConfig
+    config: SgtConfig
+    _no_split_modules = ["SgtDecoderLayer"]
+    _can_record_outputs = {"hidden_states": SgtDecoderLayer, "attentions": SgtAttention}
+
+    def __init__(self, config: SgtConfig) -> None:
+        super(LlamaModel, self).__init__(config)  # the parts below replace LLaMA's
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        layers, next_cache_layer = [], config.num_hidden_layers
+        for index in range(config.num_hidden_layers):
+            layers.append(SgtDecoderLayer(config, index, next_cache_layer))
+            loop = layers[-1].loop
+            next_cache_layer += 0 if loop is None else loop.depth
+        self.layers = nn.ModuleList(layers)
+        self.norm = SgtRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @functools.wraps(LlamaModel.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As `LlamaModel`; the cache under either name."""
+        return super().forward(*args, **_either_cache_name(kwargs))
+
+
+class SgtForCausalLM(LlamaForCausalLM):
+    """LLaMA's language model over `SgtModel`."""
+
+    config_class = SgtConfig
+    config: SgtConfig
+    _no_split_modules = ["SgtDecoderLayer"]
+    _tp_plan: dict[str, str] = {}
+
+    def __init__(self, config: SgtConfig) -> None:
+        super(LlamaForCausalLM, self).__init__(config)  # the parts below replace LLaMA's
+        self.model = SgtModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @functools.wraps(LlamaForCausalLM.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As `LlamaForCausalLM`; the cache under either name."""
+        return super().forward(*args, **_either_cache_name(kwargs))
+
+    def _get_static_cache_init_shape(self) -> tuple[list[int], int] | None:
+        """Heads of each cache layer and the head size, for caches that are made ahead of time."""
+        usual = super()._get_static_cache_init_shape()
+        return usual and (self.config.pass_heads(), self.config.head_dim)
+
+
+SgtConfig.register_for_auto_class()
+SgtModel.register_for_auto_class("AutoModel")
+SgtForCausalLM.register_for_auto_class("AutoModelForCausalLM")

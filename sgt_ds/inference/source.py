@@ -1,0 +1,155 @@
+"""The checkpoint that a conversion starts from: found, verified, and its state read into types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sgt_ds import checkpoints
+from sgt_ds.config import ModelConfig
+from sgt_ds.errors import UserError
+from sgt_ds.growth import Passes, State, passes_at
+from sgt_ds.progress import Progress
+
+# Methods whose Θ never changes: nothing enters, whatever the configuration says of entries.
+_STATIC_METHODS = frozenset({"vanilla", "block_loop", "attention_loop"})
+
+
+@dataclass(frozen=True)
+class Source:
+    """A verified checkpoint and what its state says."""
+
+    path: Path
+    model: ModelConfig
+    method: str
+    state: State
+    step: int
+    passes: dict[int, Passes]
+    """What each looping layer runs in the update after `step`."""
+    tokenizer: Path | None
+    sequence_length: int | None
+    tokens: int | None
+    flops: dict[str, int]
+    versions: str
+
+
+def find_checkpoint(given: Path, tag: str | None) -> Path:
+    """The checkpoint folder that `given` and `tag` mean.
+
+    `given`: a run, its folder of checkpoints, or one checkpoint; the newest one without a tag. An
+    older one is never taken in silence because the newest is damaged.
+    Raises: UserError where there is none.
+    """
+    folders = [folder for folder in (given / "checkpoints", given) if folder.is_dir()]
+    if not folders:
+        raise UserError(given, None, "no such run, folder of checkpoints or checkpoint")
+    found = next(filter(None, map(checkpoints.list_checkpoints, folders)), [])
+    if tag is not None:
+        wanted = checkpoints.folder_name(int(tag)) if tag.isdecimal() else tag
+        for info in found:
+            if info.path.name == wanted:
+                return info.path
+        names = ", ".join(info.path.name for info in found) or "none"
+        raise UserError(given, "--tag", f"'{tag}' is no checkpoint here; there are: {names}")
+    if found:
+        return found[0].path
+    if (given / checkpoints.MANIFEST_NAME).exists() or (given / checkpoints.STATE_NAME).exists():
+        return given
+    raise UserError(given, None, "holds no checkpoint; name a run, or one of its checkpoints")
+
+
+def open_source(path: Path) -> Source:
+    """Verify every file of the checkpoint `path`, then read its state.
+
+    Raises: UserError where a file is damaged or missing, or the state is not as a run writes it.
+    """
+    with Progress("verify", checkpoints.size_on_disk(path), "B") as progress:
+        faults = checkpoints.verify(path, progress.advance)
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise UserError(path, None, f"{faults[0]}{more}; convert another one with --tag")
+    return _read(path, checkpoints.read_state(path))
+
+
+def _read(path: Path, values: dict[str, Any]) -> Source:
+    file = path / checkpoints.STATE_NAME
+    key = "model"
+    try:
+        model = ModelConfig.model_validate(values["model"])
+        key = "state"
+        state = State.from_json(values["state"])
+        key = "step"
+        step, method = int(values["step"]), str(values["method"])
+        key = "interval"
+        passes = passes_at(
+            state,
+            step,
+            entry="none" if method in _STATIC_METHODS else values["entry"],
+            interval=int(values["interval"]),
+            num_heads=model.num_heads,
+        )
+        key = "flops"
+        flops = {str(name): int(value) for name, value in values["flops"].items()}
+    except KeyError as error:
+        raise UserError(file, str(error).strip("'"), "is missing; no state of a run") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, (key, *first["loc"])))
+        raise UserError(file, where, f"{first['msg']}; use another checkpoint") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(file, key, f"is not as a run writes it ({error})") from None
+    for layer, loop in state.loops.items():
+        if not 0 <= layer < model.num_layers or not _heads_exist(loop.heads, model.num_heads):
+            raise UserError(file, f"state.loops.{layer}", "does not fit the model's shape")
+    tokenizer, tokens, length = (values.get(k) for k in ("tokenizer", "tokens", "sequence_length"))
+    versions = ", ".join(
+        f"{name} {values[key]}"
+        for name, key in (("sgt-ds", "version"), ("torch", "torch"), ("DeepSpeed", "deepspeed"))
+        if key in values
+    )
+    return Source(
+        path=path,
+        model=model,
+        method=method,
+        state=state,
+        step=step,
+        passes=passes,
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        sequence_length=length,
+        tokens=tokens,
+        flops=flops,
+        versions=versions,
+    )
+
+
+def _heads_exist(heads: tuple[int, ...] | None, num_heads: int) -> bool:
+    return heads is None or all(0 <= head < num_heads for head in heads)
+
+
+def exported_loops(source: Source) -> dict[str, dict[str, Any]]:
+    """`loops` of the export's config.json: Θ, and the factors of this step where a loop is entering.
+
+    `scale` maps each head that is computed to its factors, one a pass; heads whose factor is 0 in
+    every pass, and which do not stay, are left out.
+    """
+    loops: dict[str, dict[str, Any]] = {}
+    for layer, loop in source.state.loops.items():
+        entry: dict[str, Any] = {
+            "depth": loop.depth,
+            "heads": None if loop.heads is None else list(loop.heads),
+            "scope": loop.scope,
+        }
+        run = source.passes[layer]
+        if run.scale is not None and any(factor != 1.0 for row in run.scale for factor in row):
+            computed = range(source.model.num_heads) if run.heads is None else run.heads
+            columns = dict(zip(computed, zip(*run.scale, strict=True), strict=True))
+            entry["scale"] = {
+                str(head): list(column)
+                for head, column in columns.items()
+                if any(column) or head in (loop.heads or ())
+            }
+        loops[str(layer)] = entry
+    return loops

@@ -1,0 +1,103 @@
+"""The run's tokenizer as files that `AutoTokenizer` loads. Knows no weights and no growth."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sgt_ds.errors import UserError
+from sgt_ds.inference.spm import tokenizer_of
+
+# Names that end a text, begin one or fill a batch, in the order in which they are tried where the
+# prepared set doesn't say.
+_END = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|eos|>")
+_BEGIN = ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|bos|>")
+_FILL = ("<|padding|>", "<pad>", "[PAD]", "<|pad|>")
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """Ids with a role, None where the tokenizer has none. `size`: ids that the tokenizer has."""
+
+    size: int
+    eos: int | None
+    bos: int | None
+    pad: int | None
+
+
+def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length: int) -> TokenIds:
+    """Write tokenizer files into `out`.
+
+    `path`: the file that a prepared data set holds: a SentencePiece model, or the JSON of Hugging
+    Face `tokenizers`. Where the set's manifest lies beside it, roles of ids are taken from there.
+    As in training, no special token is added to a text. A batch is padded on the left, with the end
+    token where the tokenizer has no filler.
+    Raises: UserError where the file is neither, or has more ids than the model.
+    """
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    if not path.is_file():
+        raise UserError(
+            path, "tokenizer", "is not there; give --tokenizer FILE, or none to omit it"
+        )
+    if _is_json(path):
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # `tokenizers` raises no narrower class
+            raise UserError(path, "tokenizer", f"is no tokenizer ({error}); give another") from None
+        if tokenizer.encode("a").ids != tokenizer.encode("a", add_special_tokens=False).ids:
+            tokenizer.post_processor = None
+    else:
+        tokenizer = tokenizer_of(path)
+        shutil.copyfile(path, out / "tokenizer.model")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    if size > vocab_size:
+        raise UserError(
+            path, "tokenizer", f"has {size} ids and the model {vocab_size}; give the run's own"
+        )
+    ids = _ids(path, tokenizer, size)
+    names = {
+        f"{role}_token": tokenizer.id_to_token(index)
+        for role, index in (
+            ("eos", ids.eos),
+            ("bos", ids.bos),
+            ("pad", ids.eos if ids.pad is None else ids.pad),
+        )
+        if index is not None
+    }
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=sequence_length,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        **names,
+    )
+    fast.save_pretrained(out)
+    return ids
+
+
+def _is_json(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(64).lstrip().startswith(b"{")
+
+
+def _ids(path: Path, tokenizer: Any, size: int) -> TokenIds:
+    manifest = path.parent / "manifest.json"
+    try:
+        entry = json.loads(manifest.read_text(encoding="utf-8"))["tokenizer"]
+        if entry["file"] == path.name:
+            return TokenIds(size, entry["eos_id"], entry["bos_id"], entry["pad_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # the file was moved out of its set, or given by hand
+
+    def first(names: tuple[str, ...]) -> int | None:
+        found = (tokenizer.token_to_id(name) for name in names)
+        return next((index for index in found if index is not None), None)
+
+    return TokenIds(size, first(_END), first(_BEGIN), first(_FILL))
