@@ -13,7 +13,7 @@ from sgt_ds.flops import (
     parameter_count,
     vanilla_flops_per_token,
 )
-from sgt_ds.growth.entry import Passes
+from sgt_ds.growth import Passes
 
 STEPS, WINDOW, SEQUENCE = 5035, 250, 4096
 TOKENS = 1024 * SEQUENCE  # of one update

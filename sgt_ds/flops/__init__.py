@@ -6,10 +6,36 @@ from sgt_ds.flops.accountant import (
     parameter_count,
     vanilla_flops_per_token,
 )
+from sgt_ds.flops.memory import Layout, Memory, memory_per_rank
+from sgt_ds.flops.plan import Event, Outcome, Plan, Speed, plan
+from sgt_ds.flops.recipe import (
+    PAPER_PRESET,
+    Recipe,
+    layout_of_run,
+    recipe_of_journal,
+    recipe_of_run,
+)
+from sgt_ds.flops.schedule import Assumption
+from sgt_ds.flops.table import table
 
 __all__ = [
+    "PAPER_PRESET",
+    "Assumption",
+    "Event",
     "FlopsCounter",
+    "Layout",
+    "Memory",
+    "Outcome",
+    "Plan",
+    "Recipe",
+    "Speed",
+    "layout_of_run",
     "loop_flops_per_token",
+    "memory_per_rank",
     "parameter_count",
+    "plan",
+    "recipe_of_journal",
+    "recipe_of_run",
+    "table",
     "vanilla_flops_per_token",
 ]

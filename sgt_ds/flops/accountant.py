@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sgt_ds.config import ModelConfig
-from sgt_ds.growth.entry import Passes
+from sgt_ds.growth import Passes
 
 
 def parameter_count(model: ModelConfig) -> int:

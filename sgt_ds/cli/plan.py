@@ -1,0 +1,302 @@
+"""`sgt-ds plan`: FLOPs, growth, memory, time and cost of a run before a GPU is rented."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+from sgt_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from sgt_ds.config import GrowthConfig, Method, ModelConfig, RunConfig
+    from sgt_ds.flops import Layout, Plan, Speed
+
+HERE = "command line"
+"""Where a fault lies that is in no file."""
+
+# Flags that stand for one key of `growth`.
+GROWTH_FLAGS = (
+    "k_max",
+    "layers",
+    "heads",
+    "loops",
+    "stages",
+    "t_start",
+    "interval",
+    "direction",
+    "exclude_layers",
+    "entropy_every",
+    "entropy_ema",
+    "entry",
+    "freeze_at",
+)
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "plan",
+        "Predict a run's FLOPs, growth, memory, time and cost.",
+        "sgt-ds plan --preset 573m --method sgt --k-max 3 --world-size 8 --mfu 0.4 "
+        "--peak-tflops 989\n  sgt-ds plan RUN.yaml growth.k_max=2 --json",
+        show,
+    )
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN.yaml", help="plan this run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    _add_run_flags(parser)
+    _add_growth_flags(parser)
+    _add_layout_flags(parser)
+    speed = parser.add_argument_group("time and cost")
+    speed.add_argument("--mfu", type=_ratio, help="model FLOPs utilisation, above 0 and up to 1")
+    speed.add_argument("--peak-tflops", type=_positive, help="peak of one GPU, in 10^12 FLOP/s")
+    speed.add_argument("--price-per-gpu-hour", type=_positive, help="in any currency")
+
+
+def _add_run_flags(parser: Parser) -> None:
+    run = parser.add_argument_group("the run (defaults: the paper's; with RUN.yaml: its values)")
+    run.add_argument("--preset", help="shape of the model (default: 573m)")
+    run.add_argument("--method", help="growth policy (default: sgt)")
+    run.add_argument("--vocab-size", type=_count, help="ids of the tokenizer")
+    run.add_argument("--seq-len", type=_count, help="positions of a sequence")
+    run.add_argument("--global-batch", type=_count, help="sequences of one update")
+    run.add_argument("--steps", type=_count, help="updates of the whole run")
+    run.add_argument(
+        "--schedule",
+        choices=("earliest", "latest", "lower"),
+        default="earliest",
+        help="when growth happens: at every window (default), as late as it still fits, or never "
+        "after the first layer",
+    )
+    run.add_argument("--journal", type=Path, help="take growth from this journal or run directory")
+
+
+def _add_growth_flags(parser: Parser) -> None:
+    growth = parser.add_argument_group("growth (RUN.yaml's keys of that name)")
+    growth.add_argument("--k-max", type=_count, help="greatest depth of a loop")
+    growth.add_argument(
+        "--layers", type=_numbers, help="how many layers loop, or a list: 1,7 or 7,"
+    )
+    growth.add_argument("--heads", type=_count, help="heads that loop in a layer")
+    growth.add_argument("--loops", type=_count, help="times a layer of a given list is re-applied")
+    growth.add_argument("--stages", type=_list, help="heads left after each window: 10,2")
+    growth.add_argument("--t-start", type=_natural, help="updates before the first decision")
+    growth.add_argument("--interval", type=_count, help="updates between two decisions")
+    growth.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
+    growth.add_argument("--exclude-layers", type=_list, help="layers that never loop: 0,1")
+    growth.add_argument("--entropy-every", type=_count, help="updates between two measurements")
+    growth.add_argument("--entropy-ema", type=float, help="weight of the past; for --journal")
+    growth.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
+    growth.add_argument("--freeze-at", type=_natural, help="update from which nothing changes")
+
+
+def _add_layout_flags(parser: Parser) -> None:
+    layout = parser.add_argument_group("memory")
+    layout.add_argument("--world-size", type=_count, help="ranks (default: 8)")
+    layout.add_argument("--micro-batch-size", type=_count, help="sequences of one forward pass")
+    layout.add_argument("--zero-stage", type=int, choices=(0, 1, 2), help="default: 2")
+    layout.add_argument("--precision", choices=("bf16", "fp32"), help="default: bf16")
+    layout.add_argument(
+        "--reduce-bucket-size", type=_count, help="elements (default: DeepSpeed's 500,000,000)"
+    )
+    layout.add_argument(
+        "--activation-checkpointing",
+        action=argparse.BooleanOptionalAction,
+        help="recompute blocks in the backward pass",
+    )
+    layout.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, help="compiled blocks (default: yes)"
+    )
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the plan."""
+    from sgt_ds.flops import table
+
+    result, preset = _plan(options)
+    if options.json:
+        print_json({"preset": preset, **result.as_json()})
+    else:
+        print(table(result, preset))
+
+
+def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
+    """The plan, and the name of the preset where the shape is one."""
+    from sgt_ds.config import PRESETS, Method, load_run_config
+    from sgt_ds.flops import PAPER_PRESET, Recipe, plan, recipe_of_journal, recipe_of_run
+    from sgt_ds.growth import journal_in
+
+    _check_known("--preset", options.preset, tuple(PRESETS))
+    _check_known("--method", options.method, get_args(Method))
+    config: RunConfig | None = None
+    journal = None if options.journal is None else journal_in(options.journal)
+    preset: str | None = options.preset
+    if options.run is not None:
+        if "=" in str(options.run):
+            raise UserError(HERE, str(options.run), "an override needs RUN.yaml before it")
+        config = load_run_config(options.run, options.overrides)
+        recipe, preset = recipe_of_run(config), preset or config.preset
+    elif journal is not None:
+        recipe = recipe_of_journal(journal)
+    else:
+        recipe, preset = Recipe(), preset or PAPER_PRESET
+    model = PRESETS[options.preset] if options.preset else recipe.model
+    if options.vocab_size:
+        model = model.model_copy(update={"vocab_size": options.vocab_size})
+    method: Method = options.method or recipe.method
+    global_batch = options.global_batch or recipe.global_batch_size
+    source = HERE if options.run is None else str(options.run)
+    result = plan(
+        model,
+        method,
+        _growth(options, recipe.growth, method, model, source),
+        sequence_length=options.seq_len or recipe.sequence_length,
+        global_batch_size=global_batch,
+        steps=options.steps or recipe.steps,
+        layout=_layout(options, config, source, global_batch),
+        assumption=options.schedule,
+        journal=journal,
+        speed=_speed(options),
+    )
+    return result, preset
+
+
+def _check_known(flag: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise UserError(HERE, flag, f"'{value}' is unknown; known: {', '.join(known)}")
+
+
+def _growth(
+    options: argparse.Namespace,
+    base: GrowthConfig,
+    method: Method,
+    model: ModelConfig,
+    source: str,
+) -> GrowthConfig:
+    """The growth settings, checked against method and model."""
+    from pydantic import ValidationError
+
+    from sgt_ds.config import GrowthConfig, growth_faults
+
+    given = {key: value for key in GROWTH_FLAGS if (value := getattr(options, key)) is not None}
+    values = {**base.model_dump(), **given}
+    if method not in ("sgt", "vanilla") and isinstance(values["layers"], int):
+        # Which layers loop changes no FLOPs: any so many of those that may.
+        able = [n for n in range(model.num_layers) if n not in values["exclude_layers"]]
+        if values["layers"] > len(able):
+            raise UserError(
+                HERE, "--layers", f"{values['layers']} exceeds the {len(able)} eligible layers"
+            )
+        values["layers"] = able[: values["layers"]]
+    try:
+        growth = GrowthConfig.model_validate(values)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        key = str(detail["loc"][0])
+        raise UserError(HERE, _flag(key), f"{detail['msg']} (got {values[key]!r})") from None
+    for key, fault in growth_faults(method, growth, model):
+        mine = source == HERE or key in given
+        raise UserError(*((HERE, _flag(key)) if mine else (source, f"growth.{key}")), fault)
+    return growth
+
+
+def _layout(
+    options: argparse.Namespace, config: RunConfig | None, source: str, global_batch: int
+) -> Layout:
+    from sgt_ds.flops import Layout, layout_of_run
+
+    if config is None:
+        world_size = options.world_size or _divisor(global_batch, 8)
+        if global_batch % world_size:
+            raise UserError(
+                HERE, "--world-size", f"{world_size} does not divide the {global_batch} sequences"
+            )
+        micro = options.micro_batch_size or _divisor(global_batch // world_size, 8)
+        layout = Layout(world_size=world_size, micro_batch_size=micro)
+    else:
+        layout = layout_of_run(config, options.world_size or 1, source)
+        layout = replace(
+            layout, micro_batch_size=options.micro_batch_size or layout.micro_batch_size
+        )
+    if global_batch % (layout.world_size * layout.micro_batch_size):
+        field = "--micro-batch-size" if options.micro_batch_size else "training.micro_batch_size"
+        raise UserError(
+            HERE if options.micro_batch_size else source,
+            field,
+            f"{layout.micro_batch_size} × {layout.world_size} ranks does not divide the "
+            f"{global_batch} sequences of an update; choose another number",
+        )
+    given: dict[str, Any] = {
+        "zero_stage": options.zero_stage,
+        "precision": options.precision,
+        "reduce_bucket_size": options.reduce_bucket_size,
+        "activation_checkpointing": options.activation_checkpointing,
+        "compiled": options.compile,
+    }
+    return replace(layout, **{key: value for key, value in given.items() if value is not None})
+
+
+def _speed(options: argparse.Namespace) -> Speed | None:
+    from sgt_ds.flops import Speed
+
+    if options.mfu is None and options.peak_tflops is None and options.price_per_gpu_hour is None:
+        return None
+    for flag, value in (("--mfu", options.mfu), ("--peak-tflops", options.peak_tflops)):
+        if value is None:
+            raise UserError(HERE, flag, "is missing: time follows from --mfu and --peak-tflops")
+    return Speed(options.mfu, options.peak_tflops, options.price_per_gpu_hour)
+
+
+def _divisor(number: int, most: int) -> int:
+    """The greatest divisor of `number` up to `most`."""
+    return next(size for size in range(min(most, number), 0, -1) if number % size == 0)
+
+
+def _flag(key: str) -> str:
+    return "--" + key.partition(".")[0].replace("_", "-")
+
+
+def _count(text: str) -> int:
+    return int(_checked(text, int, "a number from 1 on", 1))
+
+
+def _natural(text: str) -> int:
+    return int(_checked(text, int, "a number from 0 on", 0))
+
+
+def _positive(text: str) -> float:
+    return _checked(text, float, "a number above 0", sys.float_info.min, sys.float_info.max)
+
+
+def _ratio(text: str) -> float:
+    return _checked(text, float, "a share above 0, at most 1", sys.float_info.min, 1.0)
+
+
+def _checked(
+    text: str,
+    kind: Callable[[str], float],
+    wanted: str,
+    lowest: float,
+    highest: float = float("inf"),
+) -> float:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = float("nan")
+    if not lowest <= number <= highest:
+        raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}")
+    return number
+
+
+def _list(text: str) -> list[int]:
+    return [_natural(part) for part in text.split(",") if part]
+
+
+def _numbers(text: str) -> int | list[int]:
+    return _list(text) if "," in text else _count(text)

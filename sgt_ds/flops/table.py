@@ -1,0 +1,104 @@
+"""The plan as a table for a person. Knows no arithmetic but units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sgt_ds.flops.accountant import parameter_count, vanilla_flops_per_token
+from sgt_ds.flops.memory import Memory
+from sgt_ds.flops.plan import Outcome, Plan
+from sgt_ds.progress import duration
+
+_MEANING = {
+    "earliest": "grows at every window",
+    "latest": "grows as late as still fits",
+    "lower": "stalls after its first layer",
+    "journal": "as journalled",
+}
+
+
+def table(plan: Plan, preset: str | None = None) -> str:
+    """Totals, cases, events and memory, in lines of at most 100 columns."""
+    return "\n".join(_lines(plan, preset))
+
+
+def flops(value: int) -> str:
+    """A number of FLOPs for a person: `88.96e18`, `62.85e9`."""
+    exponent = max(0, (len(str(value)) - 1) // 3 * 3)
+    scaled = value / 10**exponent
+    if exponent == 21:  # the paper's unit is 10^18
+        exponent, scaled = 18, value / 1e18
+    return f"{scaled:.2f}e{exponent}" if exponent else str(value)
+
+
+def _lines(plan: Plan, preset: str | None) -> Iterator[str]:
+    shape = plan.model
+    vanilla = vanilla_flops_per_token(shape, plan.sequence_length)
+    yield (
+        f"{preset or 'model'}: {parameter_count(shape):,} parameters, {shape.num_layers} layers × "
+        f"{shape.num_heads} heads; method {plan.method}"
+    )
+    yield (
+        f"{plan.steps:,} steps × {plan.global_batch_size:,} sequences × {plan.sequence_length:,} "
+        f"positions = {plan.tokens:,} tokens"
+    )
+    yield f"without loops: {flops(vanilla)} FLOPs a token, {flops(vanilla * plan.tokens)} in all"
+    yield ""
+    yield f"{'schedule':<40} {'FLOPs':>12} {'overhead':>9}  last change"
+    cases = dict(plan.cases)
+    if len({case.total_flops for case in cases.values()}) == 1:
+        cases = {"earliest": cases["earliest"]}  # nothing depends on when it happens
+    if plan.outcome.assumption not in cases:
+        cases = {plan.outcome.assumption: plan.outcome, **cases}
+    for name, case in cases.items():
+        chosen = "*" if name == plan.outcome.assumption else " "
+        label = f"{chosen} {name}: {_MEANING[name]}"
+        last = f"step {case.events[-1].step}" if case.events else "never"
+        yield f"{label:<40} {flops(case.total_flops):>12} {case.overhead_ratio:>9.2%}  {last}"
+    if plan.outcome.events:
+        yield ""
+        yield from _events(plan.outcome)
+    yield ""
+    yield from _memory(plan.memory, plan)
+    if plan.speed is not None:
+        cost = plan.speed.cost_of(plan.outcome.total_flops, plan.layout.world_size)
+        seconds, gpu_hours = cost["seconds"] or 0.0, cost["gpu_hours"]
+        price = "" if cost["cost"] is None else f", cost {cost['cost']:,.2f}"
+        yield ""
+        yield (
+            f"time at {plan.speed.mfu_ratio:.0%} of {plan.speed.peak_tflops:g} TFLOP/s on "
+            f"{plan.layout.world_size} GPUs: {duration(seconds)}, {gpu_hours:,.1f} GPU-hours{price}"
+        )
+    for warning in plan.warnings:
+        yield ""
+        yield f"warning: {warning}"
+
+
+def _events(outcome: Outcome) -> Iterator[str]:
+    yield (
+        f"{'step':>7} {'event':<9} {'layer':>5} {'depth':>5} {'heads':>6} {'FLOPs/token':>12} "
+        f"{'FLOPs so far':>13} {'overhead':>9}"
+    )
+    for event in outcome.events:
+        # A list of heads is an example where the schedule is assumed: the number is what counts.
+        heads = "block" if event.heads is None else str(len(event.heads))
+        if event.heads is not None and event.computed_heads != len(event.heads):
+            heads = f"{event.computed_heads}>{heads}"
+        yield (
+            f"{event.step:>7} {event.rule:<9} {event.layer:>5} {event.depth:>5} {heads:>6} "
+            f"{flops(event.flops_per_token):>12} {flops(event.total_flops):>13} "
+            f"{event.overhead_ratio:>9.2%}"
+        )
+    if any(event.heads and event.computed_heads != len(event.heads) for event in outcome.events):
+        yield "heads a>b: all a are computed for one window, then the b that stay"
+
+
+def _memory(memory: Memory, plan: Plan) -> Iterator[str]:
+    layout = plan.layout
+    kept = "recomputed" if layout.activation_checkpointing else "kept"
+    yield (
+        f"memory of one of {layout.world_size} ranks at its peak (ZeRO-{layout.zero_stage}, "
+        f"{layout.precision}, micro-batch {layout.micro_batch_size}, activations {kept})"
+    )
+    for name, size in memory.as_json().items():
+        yield f"  {name:<12} {size / 2**30:>9.2f} GiB"
