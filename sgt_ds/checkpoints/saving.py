@@ -33,11 +33,6 @@ from sgt_ds.checkpoints.payload import hashed_file, safe_payload
 from sgt_ds.checkpoints.rng import save_rng
 from sgt_ds.files import fsync_directory
 
-# What `save` itself writes into state.json.
-RESERVED_KEYS = frozenset(
-    {"format", "version", "step", "world_size", "parameters", "zero_stage", "torch", "deepspeed"}
-)
-
 # DeepSpeed's conversion to another world size refuses a checkpoint without this table. Nothing in
 # it needs filling in: no tensor parallelism, no parameter that is padded or averaged.
 UNIVERSAL_INFO = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.4}}
@@ -60,10 +55,10 @@ def save(
     """Save a run's state at `step`; every rank calls this. Returns the new checkpoint's path.
 
     `engine`: DeepSpeed engine. `directory`: the run's checkpoints, on a disk that all ranks share.
-    `state`: JSON-able, no key of RESERVED_KEYS; rank 0's is written. `group`: host-side (gloo)
+    `state`: JSON-able; rank 0's is written. `group`: host-side (gloo)
     process group of all ranks; None means a single process.
     Raises: SaveFailed on all ranks where any rank failed; earlier checkpoints are untouched then.
-    ValueError where `state` is no plain JSON, before anything is written.
+    ValueError where `state` is no plain JSON or contradicts what `save` adds, before anything is written.
     """
     document = _document(engine, step, state, group)
     rank, world_size = rank_and_size(group)
@@ -108,8 +103,6 @@ def save(
 
 def _document(engine: Any, step: int, state: Mapping[str, Any], group: Any) -> bytes:
     """The text of state.json."""
-    if taken := RESERVED_KEYS & state.keys():
-        raise ValueError(f"keys {sorted(taken)} belong to the checkpoint itself")
     if nesting(dict(state)) >= DEEPEST_JSON:
         raise ValueError(f"state is nested deeper than {DEEPEST_JSON} levels")
     document = {
@@ -121,9 +114,11 @@ def _document(engine: Any, step: int, state: Mapping[str, Any], group: Any) -> b
         "torch": torch.__version__,
         "deepspeed": deepspeed.__version__,
         "parameters": parameter_shapes(engine),
-        **state,
     }
-    return (json.dumps(document, indent=1) + "\n").encode()
+    contradicted = [key for key in document if key in state and state[key] != document[key]]
+    if contradicted:
+        raise ValueError(f"state says otherwise than the checkpoint about {contradicted}")
+    return (json.dumps({**document, **state}, indent=1) + "\n").encode()
 
 
 def parameter_shapes(engine: Any) -> dict[str, list[int]]:

@@ -58,7 +58,12 @@ def print_json(document: Any) -> None:
 
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     """Parse, run the chosen handler, and turn every expected error into one line and a status."""
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    # argparse takes positional arguments from one place only; overrides may also follow a flag.
+    if any(text.startswith("-") or "=" not in text or "overrides" not in options for text in rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest
     try:
         return options.handler(options) or 0
     except SgtError as error:

@@ -1,0 +1,38 @@
+"""`sgt-ds stop`: let a run save and end; end exactly its processes if it does not."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "stop",
+        "Let a run save and end; end exactly its processes if it does not.",
+        "sgt-ds stop runs/573m-sgt",
+        stop_run,
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="time to save and end before the processes are killed (120)",
+    )
+
+
+def stop_run(options: argparse.Namespace) -> None:
+    """Stop the run and say what happened."""
+    from sgt_ds.launch import stop
+
+    def say(text: str) -> None:
+        print(f"sgt-ds stop: {text}", file=sys.stderr, flush=True)
+
+    print(stop(options.run_dir, grace_seconds=options.grace, say=say))

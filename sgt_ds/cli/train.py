@@ -1,0 +1,116 @@
+"""`sgt-ds train`: check everything, then train under the deepspeed launcher, supervised."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command
+
+if TYPE_CHECKING:
+    from sgt_ds.launch import Launch, Target
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "train",
+        "Train, or go on training: checks everything, starts the ranks, and supervises them.",
+        "sgt-ds train RUN.yaml growth.k_max=2 --num-gpus 8\n"
+        "  sgt-ds train RUN.yaml --hostfile hostfiles/cluster --max-restarts 5",
+        train,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="run configuration")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--hostfile", type=Path, help="machines to train on: lines `host slots=N`")
+    place.add_argument(
+        "--num-gpus", type=_positive, default=1, metavar="N", help="ranks on this machine (1)"
+    )
+    parser.add_argument("--deepspeed_config", type=Path, help="DeepSpeed JSON instead of the run's")
+    parser.add_argument(
+        "--max-restarts",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="start again after a fault, N times without progress (0)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="time to save and end when asked to stop (120)",
+    )
+    parser.add_argument("--launcher", default="pdsh", choices=("pdsh", "openmpi"), help="for hosts")
+    parser.add_argument("--launcher-args", default="", help="arguments for pdsh or mpirun")
+    parser.add_argument("--ssh-port", type=_positive, help="port of sshd on the hosts")
+    parser.add_argument("--master-addr", help="address of the first host, where ranks meet")
+    parser.add_argument("--master-port", type=_positive, help="port there (a free one)")
+
+
+def train(options: argparse.Namespace) -> int:
+    """Supervise the run. Returns its exit status."""
+    from sgt_ds.config import load_run_config
+    from sgt_ds.data import check_data
+    from sgt_ds.launch import Launch, check_launch, supervise
+
+    name = str(options.run)
+
+    def prepare(more: Sequence[str]) -> Launch:
+        overrides = [*options.overrides, *more]
+        if options.deepspeed_config is not None:
+            overrides.append(f"deepspeed={options.deepspeed_config}")
+        config = load_run_config(options.run, overrides)
+        target = _target(options)
+        check_launch(config, name, target)
+        check_data(config.data, config.model)
+        return Launch(config, target, [name, *overrides])
+
+    return supervise(prepare, grace_seconds=options.grace, max_restarts=options.max_restarts)
+
+
+def _target(options: argparse.Namespace) -> Target:
+    from sgt_ds.launch import Host, Target, is_this_host, parse_hostfile
+
+    if options.hostfile is None:
+        hosts = [Host("localhost", options.num_gpus, 0)]
+        local = True
+    else:
+        hosts = parse_hostfile(options.hostfile)
+        # The launcher would go through ssh for a single host as well.
+        local = len(hosts) == 1 and is_this_host(hosts[0])
+    return Target(
+        tuple(hosts),
+        options.hostfile,
+        local,
+        launcher=options.launcher,
+        launcher_arguments=options.launcher_args,
+        ssh_port=options.ssh_port,
+        master_address=options.master_addr,
+        master_port=options.master_port,
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise ValueError(text)
+    return value

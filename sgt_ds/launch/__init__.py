@@ -1,0 +1,45 @@
+"""Launching: hostfiles, checks before the start, the deepspeed command, supervision, stopping."""
+
+from sgt_ds.launch.checks import check_build_locks, check_compiler, check_launch
+from sgt_ds.launch.command import (
+    LAUNCHERS,
+    Launcher,
+    Target,
+    deepspeed_command,
+    free_port,
+    is_this_host,
+    master_address,
+)
+from sgt_ds.launch.environment import forwarded_environment, read_environment_file
+from sgt_ds.launch.hostfile import Host, format_hostfile, parse_hostfile, world_size
+from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_of
+from sgt_ds.launch.record import RunRecord, read_record
+from sgt_ds.launch.stop import stop
+from sgt_ds.launch.supervisor import Launch, supervise
+
+__all__ = [
+    "LAUNCHERS",
+    "RUN_ID_VARIABLE",
+    "Host",
+    "Launch",
+    "Launcher",
+    "RunRecord",
+    "Target",
+    "check_build_locks",
+    "check_compiler",
+    "check_launch",
+    "deepspeed_command",
+    "format_hostfile",
+    "forwarded_environment",
+    "free_port",
+    "is_this_host",
+    "kill_processes",
+    "master_address",
+    "parse_hostfile",
+    "processes_of",
+    "read_environment_file",
+    "read_record",
+    "stop",
+    "supervise",
+    "world_size",
+]

@@ -1,0 +1,114 @@
+"""What can be known to be wrong before a launch, data sets left to their own room.
+
+Starts nothing, imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+from sgt_ds.config import (
+    RunConfig,
+    RunLayout,
+    config_differences,
+    load_run_config,
+    resolve_deepspeed,
+)
+from sgt_ds.errors import UserError
+from sgt_ds.launch.command import Target, check_launcher, is_this_host
+
+STALE_LOCK_SECONDS = 300.0
+
+
+def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
+    """Check batch sizes, the run directory, the DeepSpeed file, ports, launcher, compiler, build locks.
+
+    `config_file`: name of the YAML, for messages. Raises: UserError, the first that is found.
+    """
+    check_launcher(target)
+    resolve_deepspeed(config, target.world_size, config_file)
+    _check_run_directory(config)
+    for host in target.hosts:
+        if target.local or is_this_host(host):
+            _check_ports(config, config_file, host.slots)
+            if target.master_port is not None and target.hosts[0] is host:
+                _check_port("", target.master_port, "--master-port", "choose another")
+    if config.training.compile:
+        check_compiler(config_file)
+    check_build_locks()
+
+
+def check_compiler(config_file: str) -> None:
+    """Raises: UserError where torch.compile would find no C++ compiler."""
+    chosen = os.environ.get("CXX")
+    if not any(shutil.which(name) for name in ([chosen] if chosen else ["g++", "clang++"])):
+        raise UserError(
+            config_file,
+            "training.compile",
+            f"needs a C++ compiler and {chosen or 'g++'} is not there; install one or set it to "
+            "false",
+        )
+
+
+def check_build_locks(cache: Path | None = None) -> None:
+    """Raises: UserError where a killed build of an extension left a lock that makes runs hang.
+
+    `cache`: torch's folder of extension builds, by default the one it uses.
+    """
+    if cache is None:
+        given = os.environ.get("TORCH_EXTENSIONS_DIR")
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache = Path(given) if given else base / "torch_extensions"
+    for lock in sorted([*cache.glob("*/lock"), *cache.glob("*/*/lock")]):
+        try:
+            age = time.time() - lock.stat().st_mtime
+        except OSError:
+            continue
+        if age > STALE_LOCK_SECONDS:
+            raise UserError(
+                lock,
+                None,
+                f"is {age / 60:.0f} minutes old: a build that was killed left it, and every run "
+                "would wait for it; remove it",
+            )
+
+
+def _check_run_directory(config: RunConfig) -> None:
+    """The ranks check this as well, for runs that the raw launcher starts."""
+    saved = RunLayout(config.run_dir).config
+    if saved.exists() and (differences := config_differences(load_run_config(saved), config)):
+        raise UserError(saved, differences[0], "run_dir holds another run; choose another run_dir")
+
+
+def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
+    telemetry = config.telemetry
+    if not telemetry.enabled:
+        return
+    if telemetry.port + ranks - 1 > 65535:
+        raise UserError(
+            config_file,
+            "telemetry.port",
+            f"{telemetry.port} leaves no ports for {ranks} ranks; set {65536 - ranks} or less",
+        )
+    for port in range(telemetry.port, telemetry.port + ranks):
+        _check_port(
+            telemetry.host,
+            port,
+            f"{config_file}: telemetry.port",
+            f"set another; {ranks} ports from it on must be free",
+        )
+
+
+def _check_port(host: str, port: int, field: str, mend: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                field, None, f"port {port} cannot be used ({error.strerror}); {mend}"
+            ) from None

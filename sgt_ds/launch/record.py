@@ -1,0 +1,131 @@
+"""What is written beside a run while it is supervised: who runs it, where, under which id.
+
+RUN/control/run.json is there while `sgt-ds train` runs; RUN/control/lock is held by it, and
+RUN/control/outcome.json tells how it ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sgt_ds.config import RunLayout
+from sgt_ds.errors import UserError
+from sgt_ds.files import write_text_atomically
+from sgt_ds.launch.processes import is_run_id
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A supervised run. `remote_hosts`: hosts whose processes ssh reaches, from `host`."""
+
+    run_id: str
+    pid: int
+    host: str
+    started: float
+    remote_hosts: list[str]
+    ssh_port: int | None
+
+
+def control_directory(run_dir: Path) -> Path:
+    """Where requests and the record lie."""
+    return RunLayout(run_dir).stop_request.parent
+
+
+def new_record(run_dir: Path, remote_hosts: list[str], ssh_port: int | None) -> RunRecord:
+    """A record with a fresh id; the run's name is in it, for people who read process lists."""
+    name = "".join(
+        character if character.isalnum() and character.isascii() else "-"
+        for character in run_dir.resolve().name[:40]
+    )
+    return RunRecord(
+        f"sgt.{name}.{secrets.token_hex(8)}",
+        os.getpid(),
+        socket.gethostname(),
+        time.time(),
+        remote_hosts,
+        ssh_port,
+    )
+
+
+def write_record(run_dir: Path, record: RunRecord) -> None:
+    """Write RUN/control/run.json."""
+    write_text_atomically(_path(run_dir), json.dumps(asdict(record)) + "\n")
+
+
+def remove_record(run_dir: Path) -> None:
+    """The run has ended: take its record away."""
+    _path(run_dir).unlink(missing_ok=True)
+
+
+def read_record(run_dir: Path) -> RunRecord | None:
+    """The record of a run in progress, or of one whose supervisor was killed; None without one.
+
+    Raises: UserError where the file holds something else.
+    """
+    path = _path(run_dir)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        record = RunRecord(**values)
+        if not is_run_id(record.run_id):
+            raise ValueError("run_id")
+        if not all(isinstance(host, str) for host in record.remote_hosts):
+            raise ValueError("remote_hosts")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(path, None, f"is not what sgt-ds wrote ({error}); remove it") from None
+    return record
+
+
+def write_outcome(run_dir: Path, status: int, reason: str) -> None:
+    """Write RUN/control/outcome.json: how the newest `sgt-ds train` ended."""
+    text = json.dumps({"status": status, "reason": reason, "ended": time.time()})
+    write_text_atomically(control_directory(run_dir) / "outcome.json", text + "\n")
+
+
+def read_outcome(run_dir: Path) -> tuple[int, str] | None:
+    """Status and reason of the newest `sgt-ds train` that ended; None where none did."""
+    try:
+        values = json.loads((control_directory(run_dir) / "outcome.json").read_text("utf-8"))
+        return int(values["status"]), str(values["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextmanager
+def supervision(run_dir: Path) -> Iterator[None]:
+    """Hold the run for the length of the block. Raises: UserError where another process holds it.
+
+    The kernel lets go when the process dies, however it dies.
+    """
+    control = control_directory(run_dir)
+    try:
+        control.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(control / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UserError(run_dir, "run_dir", f"cannot be written ({error.strerror})") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            record = read_record(run_dir)
+            who = "" if record is None else f" (process {record.pid} on {record.host})"
+            raise UserError(
+                run_dir, "run_dir", f"is being trained{who}; `sgt-ds stop {run_dir}` ends that run"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _path(run_dir: Path) -> Path:
+    return control_directory(run_dir) / "run.json"

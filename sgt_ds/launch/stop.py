@@ -1,0 +1,96 @@
+"""Ends a run from outside its supervisor: asks, waits, and kills exactly what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sgt_ds.config import RunLayout
+from sgt_ds.errors import SgtError, UserError
+from sgt_ds.launch.processes import on_hosts, processes_of
+from sgt_ds.launch.record import RunRecord, read_outcome, read_record, remove_record
+from sgt_ds.launch.supervisor import POLL_SECONDS, end_everywhere, newest_step
+
+REMOTE_POLL_SECONDS = 5.0
+
+
+def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> str:
+    """Ask a run to save and end; after `grace_seconds` kill what is left. Returns what happened.
+
+    Raises: UserError where no run of `sgt-ds train` is in progress; SgtError where it had to be
+    killed, or may not be dead.
+    """
+    record = read_record(run_dir)
+    if record is None or (not (attended := _supervisor_lives(record)) and not _count(record)):
+        raise UserError(
+            run_dir,
+            None,
+            "no run of `sgt-ds train` is in progress; one under the raw launcher ends when "
+            f"{RunLayout(run_dir).stop_request} appears",
+        )
+    layout = RunLayout(run_dir)
+    layout.stop_request.parent.mkdir(parents=True, exist_ok=True)
+    layout.stop_request.touch()
+    say(f"asked the ranks to save and end; waiting up to {grace_seconds:.0f} s")
+    deadline = time.monotonic() + grace_seconds
+    ended = False
+    while not ended and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS if not record.remote_hosts else REMOTE_POLL_SECONDS)
+        # A supervisor takes its record away when everything is over.
+        ended = read_record(run_dir) is None if attended else not _count(record)
+    if ended:
+        _tidy(run_dir, record, layout)
+        status, reason = (read_outcome(run_dir) if attended else None) or (
+            0,
+            f"ended; last checkpoint: step {max(newest_step(layout), 0)}",
+        )
+        if status:
+            raise SgtError(f"{run_dir}: {reason}")
+        return reason
+    left = end_everywhere(record)
+    _await_supervisor(record)
+    _tidy(run_dir, record, layout)
+    if left:
+        raise SgtError(f"{run_dir}: killed, but not for sure: {'; '.join(left)}")
+    raise SgtError(
+        f"{run_dir}: did not end within {grace_seconds:.0f} s and was killed; last checkpoint: "
+        f"step {max(newest_step(layout), 0)}"
+    )
+
+
+def _supervisor_lives(record: RunRecord) -> bool:
+    if record.host != os.uname().nodename:
+        return False
+    try:
+        os.kill(record.pid, 0)
+        command = (Path("/proc") / str(record.pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"sgt" in command
+
+
+def _count(record: RunRecord) -> int:
+    """Processes of the run on all hosts; a host that does not answer counts as one."""
+    remote = on_hosts("list", record.run_id, record.remote_hosts, record.ssh_port)
+    return len(processes_of(record.run_id)) + sum(
+        int(said) if said.isdecimal() else 1 for said in remote.values()
+    )
+
+
+def _await_supervisor(record: RunRecord, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while _supervisor_lives(record) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    if _supervisor_lives(record):
+        os.kill(record.pid, signal.SIGTERM)
+
+
+def _tidy(run_dir: Path, record: RunRecord, layout: RunLayout) -> None:
+    """Take away what a killed supervisor could not."""
+    if not _supervisor_lives(record):
+        layout.stop_request.unlink(missing_ok=True)
+        if read_record(run_dir) == record:
+            remove_record(run_dir)

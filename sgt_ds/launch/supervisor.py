@@ -1,0 +1,290 @@
+"""Runs the launcher as a child, restarts it after a fault, and leaves no process behind.
+
+A request to stop (SIGTERM, SIGINT, or the file RUN/control/stop) becomes that file; the ranks agree
+on it, save and end. What does not end within the grace is killed: exactly the processes that carry
+this launch's id, on every host. The launcher itself is never signalled, because DeepSpeed's pdsh
+launcher answers by killing other jobs' processes too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from sgt_ds.checkpoints import list_checkpoints
+from sgt_ds.config import RunConfig, RunLayout, dump_run_config
+from sgt_ds.errors import SgtError, UserError
+from sgt_ds.files import write_text_atomically
+from sgt_ds.launch.command import Target, deepspeed_command, free_port, master_address
+from sgt_ds.launch.environment import forwarded_environment, write_environment_file
+from sgt_ds.launch.hostfile import format_hostfile
+from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, on_hosts, processes_of
+from sgt_ds.launch.record import (
+    RunRecord,
+    control_directory,
+    new_record,
+    read_record,
+    remove_record,
+    supervision,
+    write_outcome,
+    write_record,
+)
+
+POLL_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 60.0
+
+BAD_INPUT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start of a run, checked: what to run and where.
+
+    `arguments`: of `sgt_ds.train` on this machine. Other hosts get the resolved configuration as a
+    file: no shell between here and there can read it otherwise than it was meant.
+    """
+
+    config: RunConfig
+    target: Target
+    arguments: Sequence[str]
+
+
+Prepare = Callable[[Sequence[str]], Launch]
+"""Reads and checks everything anew, under more `key=value` overrides. Raises: UserError."""
+
+
+class StopSignals:
+    """SIGTERM and SIGINT, counted: the first asks, the second ends at once."""
+
+    def __init__(self) -> None:
+        self.count, self.number = 0, 0
+        self._before = {
+            number: signal.signal(number, self._remember)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.number = number
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def supervise(
+    prepare: Prepare,
+    *,
+    grace_seconds: float = 120.0,
+    max_restarts: int = 0,
+    first_pause_seconds: float = 5.0,
+) -> int:
+    """Train until the run is complete, was asked to stop, or failed too often. Returns its status.
+
+    `prepare`: called before every start, so that a changed hostfile counts. `max_restarts`: starts
+    after a fault without a new checkpoint in between. Status: 0 complete or stopped as asked, 128 + signal where that had to be forced, else
+    the failed run's own. Raises: UserError before the first start.
+    """
+    launch = prepare(())
+    run_dir = launch.config.run_dir
+    with supervision(run_dir):
+        _check_unattended(run_dir)
+        layout = RunLayout(run_dir)
+        layout.stop_request.unlink(missing_ok=True)
+        signals = StopSignals()
+        try:
+            failures, first = 0, newest_step(layout)
+            while True:
+                before = newest_step(layout)
+                status, reason = _run_once(launch, signals, grace_seconds)
+                if status in (0, BAD_INPUT) or signals.count or layout.stop_request.exists():
+                    return _end(run_dir, status, reason)
+                failures = 1 if newest_step(layout) > before else failures + 1
+                if failures > max_restarts:
+                    if max_restarts:
+                        reason += f"; gave up after {max_restarts} restarts without progress"
+                    return _end(run_dir, status, reason)
+                pause = min(first_pause_seconds * 2 ** (failures - 1), LONGEST_PAUSE_SECONDS)
+                _say(
+                    f"{reason}; restart {failures} of {max_restarts} in {pause:.0f} s, from step "
+                    f"{max(newest_step(layout), 0)}"
+                )
+                _pause(pause, signals, layout)
+                if signals.count or layout.stop_request.exists():
+                    return _end(run_dir, 0, "stopped before the restart")
+                # `resume: never` or a checkpoint by name said where the first start begins.
+                own = newest_step(layout) > first or launch.config.resume == "never"
+                launch = _prepare_again(prepare, ("resume=auto",) if own else (), launch)
+        finally:
+            layout.stop_request.unlink(missing_ok=True)
+            remove_record(run_dir)
+            signals.restore()
+
+
+def newest_step(layout: RunLayout) -> int:
+    """Step of the newest checkpoint that looks whole; -1 without one."""
+    if not layout.checkpoints.is_dir():
+        return -1
+    return next((i.step for i in list_checkpoints(layout.checkpoints) if i.fault is None), -1)
+
+
+def end_everywhere(record: RunRecord) -> list[str]:
+    """Kill every process of a run on every host. Returns what could not be made sure of."""
+    left = []
+    here = kill_processes(record.run_id)
+    if here:
+        left.append(f"{here} processes on this host do not die")
+    for host, said in on_hosts("kill", record.run_id, record.remote_hosts, record.ssh_port).items():
+        if said != "0":
+            left.append(f"{host}: {said}")
+    return left
+
+
+def _run_once(launch: Launch, signals: StopSignals, grace_seconds: float) -> tuple[int, str]:
+    """Start the launcher, wait for its end, leave nothing behind. Returns status and reason."""
+    run_dir, target = launch.config.run_dir, launch.target
+    record = new_record(run_dir, target.remote_hosts, target.ssh_port)
+    write_record(run_dir, record)
+    child = _start(launch, record)
+    try:
+        forced = _wait(child, signals, RunLayout(run_dir), grace_seconds)
+        if not forced:
+            # The launcher may have died before its ranks: those are orphans then.
+            _await_ranks(record, signals)
+        orphans = len(processes_of(record.run_id))
+    finally:
+        left = end_everywhere(record)
+        # The launcher carries the id too; reap it.
+        child.wait()
+    for fault in left:
+        _say(f"cannot make sure that nothing is left: {fault}")
+    if forced:
+        return 128 + (signals.number or signal.SIGTERM), forced
+    return _judge(launch, child.returncode, orphans, signals)
+
+
+def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
+    control, target = control_directory(launch.config.run_dir).resolve(), launch.target
+    environment = {**os.environ, RUN_ID_VARIABLE: record.run_id}
+    arguments, hostfile = launch.arguments, control / "hostfile"
+    if not target.local:
+        write_text_atomically(hostfile, format_hostfile(target.hosts))
+        resolved = control / "launch.yaml"
+        write_text_atomically(resolved, dump_run_config(launch.config))
+        arguments = [str(resolved)]
+        variables = control / "deepspeed_env"
+        write_environment_file(variables, forwarded_environment(environment))
+        # DeepSpeed reads this file instead of the user's own, whose lines are in it already.
+        environment["DS_ENV_FILE"] = str(variables)
+    command = deepspeed_command(
+        target,
+        arguments,
+        hostfile=hostfile,
+        master_address=master_address(target),
+        master_port=target.master_port or free_port(),
+    )
+    # A session of its own: Ctrl-C at the terminal reaches this process only.
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def _wait(
+    child: subprocess.Popen[bytes], signals: StopSignals, layout: RunLayout, grace_seconds: float
+) -> str:
+    """Wait until the launcher has ended. Returns why it must be killed instead, or ''."""
+    asked_at: float | None = None
+    seen = signals.count
+    while child.poll() is None:
+        time.sleep(POLL_SECONDS)
+        if asked_at is None and (signals.count or layout.stop_request.exists()):
+            asked_at, seen = time.monotonic(), signals.count
+            layout.stop_request.touch()
+            _say(
+                f"asked to stop: the ranks save and end within {grace_seconds:.0f} s; "
+                "a second signal ends them at once"
+            )
+        if asked_at is not None:
+            if signals.count > max(seen, 1):
+                return "ended at once, as asked; what was not saved is lost"
+            if time.monotonic() - asked_at > grace_seconds:
+                return f"did not stop within {grace_seconds:.0f} s and was ended"
+    return ""
+
+
+def _await_ranks(record: RunRecord, signals: StopSignals, seconds: float = 5.0) -> None:
+    """Give processes that are just ending the time to."""
+    deadline = time.monotonic() + seconds
+    while processes_of(record.run_id) and time.monotonic() < deadline and signals.count < 2:
+        time.sleep(POLL_SECONDS)
+
+
+def _judge(launch: Launch, returncode: int, orphans: int, signals: StopSignals) -> tuple[int, str]:
+    """Status and reason of a launch that ended by itself."""
+    layout, steps = RunLayout(launch.config.run_dir), launch.config.training.steps
+    step = max(newest_step(layout), 0)
+    if returncode:
+        status = returncode if returncode > 0 else 128 - returncode
+        cause = f"status {returncode}" if returncode > 0 else f"signal {-returncode}"
+        return status, f"the run failed with {cause}; last checkpoint: step {step}"
+    if orphans:
+        return 1, f"the launcher ended before its ranks; last checkpoint: step {step}"
+    if signals.count or layout.stop_request.exists():
+        return 0, f"stopped as asked; saved at step {step} of {steps}"
+    if step < steps:
+        # DeepSpeed's launcher returns 0 where a part of it was killed.
+        return 1, f"the run ended at step {step} of {steps} without being asked to"
+    return 0, f"complete at step {step}"
+
+
+def _check_unattended(run_dir: Path) -> None:
+    """Raises: UserError where processes of this run outlived a supervisor that was killed."""
+    record = read_record(run_dir)
+    if record is None:
+        return
+    count = len(processes_of(record.run_id))
+    remote = on_hosts("list", record.run_id, record.remote_hosts, record.ssh_port)
+    busy = [host for host, said in remote.items() if said.isdecimal() and int(said)]
+    if count or busy:
+        where = ", ".join(([record.host] if count else []) + busy)
+        raise UserError(
+            run_dir,
+            "run_dir",
+            f"is still being trained on {where}, by processes whose supervisor is gone; "
+            f"`sgt-ds stop {run_dir}` ends them",
+        )
+    remove_record(run_dir)
+
+
+def _prepare_again(prepare: Prepare, overrides: Sequence[str], before: Launch) -> Launch:
+    """The launch anew; the one before where a file is being edited just now."""
+    try:
+        return prepare(overrides)
+    except SgtError as error:
+        _say(f"keeping the settings of the last start: {error}")
+        return before
+
+
+def _pause(seconds: float, signals: StopSignals, layout: RunLayout) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not signals.count and not layout.stop_request.exists():
+        time.sleep(POLL_SECONDS)
+
+
+def _end(run_dir: Path, status: int, reason: str) -> int:
+    write_outcome(run_dir, status, reason)
+    if status != BAD_INPUT:  # the rank has said in one line what is wrong
+        _say(reason)
+    return status
+
+
+def _say(text: str) -> None:
+    print(f"sgt-ds train: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,140 @@
+"""Hostfiles: what DeepSpeed would misread is refused with its line, what it reads right passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sgt_ds.errors import UserError
+from sgt_ds.launch import format_hostfile, parse_hostfile, read_environment_file
+
+REFUSED = {
+    "empty": (b"", None),
+    "comments_only": (b"# worker-1 slots=8\n\n", None),
+    "zero_slots": (b"a slots=2\nb slots=0\n", "line 2"),
+    "zero_slots_long": (b"a slots=000\n", "line 1"),
+    "letters_behind_digits": (b"a slots=8x\n", "line 1"),
+    "spaces_around_equals": (b"a slots = 8\n", "line 1"),
+    "space_behind_equals": (b"a slots= 8\n", "line 1"),
+    "no_slots": (b"a\n", "line 1"),
+    "no_host": (b"slots=8\n", "line 1"),
+    "negative": (b"a slots=-8\n", "line 1"),
+    "plus": (b"a slots=+8\n", "line 1"),
+    "other_digits": ("a slots=٨\n".encode(), "line 1"),
+    "huge": (b"a slots=99999999999999999999\n", "line 1"),
+    "huge_text": (b"a slots=" + b"9" * 10000 + b"\n", "line 1"),
+    "just_too_many": (b"a slots=1025\n", "line 1"),
+    "duplicate": (b"a slots=2\nb slots=2\na slots=4\n", "line 3"),
+    "duplicate_other_case": (b"node slots=2\nNODE slots=2\n", "line 2"),
+    "duplicate_trailing_dot": (b"node slots=2\nnode. slots=2\n", "line 2"),
+    "byte_order_mark": (b"\xef\xbb\xbfa slots=2\n", "line 1"),
+    "utf16": ("a slots=2\n".encode("utf-16"), "line 1"),
+    "latin1": (b"f\xfcr slots=2\n", "line 1"),
+    "umlaut": ("für slots=2\n".encode(), "line 1"),
+    "ipv6": (b"fe80::1 slots=2\n", "line 1"),
+    "ipv6_brackets": (b"[::1] slots=2\n", "line 1"),
+    "port": (b"a:22 slots=2\n", "line 1"),
+    "bad_ipv4": (b"10.0.0.256 slots=2\n", "line 1"),
+    "short_ipv4": (b"10.0.1 slots=2\n", "line 1"),
+    "option": (b"-oProxyCommand=touch slots=2\n", "line 1"),
+    "command": (b"a;reboot slots=2\n", "line 1"),
+    "substitution": (b"$(reboot) slots=2\n", "line 1"),
+    "backtick": (b"`reboot` slots=2\n", "line 1"),
+    "pipe": (b"a|b slots=2\n", "line 1"),
+    "quote": (b'"a" slots=2\n', "line 1"),
+    "range": (b"node[1-4] slots=2\n", "line 1"),
+    "list": (b"a,b slots=2\n", "line 1"),
+    "user": (b"root@a slots=2\n", "line 1"),
+    "nul": (b"a\0b slots=2\n", "line 1"),
+    "escape": (b"a\x1b[31m slots=2\n", "line 1"),
+    "lone_carriage_return": (b"a slots=2\rb slots=2\n", "line 1"),
+    "long_label": (b"a" * 64 + b" slots=2\n", "line 1"),
+    "long_name": (b"a." * 130 + b"a slots=2\n", "line 1"),
+    "more_behind": (b"a slots=2 max_slots=4\n", "line 1"),
+    "localhost_among_others": (b"a slots=2\nlocalhost slots=2\n", "line 2"),
+    "loopback_among_others": (b"127.0.1.1 slots=2\na slots=2\n", "line 1"),
+    "no_break_space": ("a\u00a0slots=2\n".encode(), "line 1"),
+}
+
+ACCEPTED = {
+    "plain": (b"worker-1 slots=8\nworker-2 slots=4\n", [("worker-1", 8), ("worker-2", 4)]),
+    "no_newline_at_end": (b"a slots=1", [("a", 1)]),
+    "comments_and_blanks": (b"# head\n\n  \na slots=2   # first\n", [("a", 2)]),
+    "tabs": (b"\ta\t\tslots=2\t\n", [("a", 2)]),
+    "crlf": (b"a slots=2\r\nb slots=2\r\n", [("a", 2), ("b", 2)]),
+    "ipv4": (b"10.0.0.1 slots=2\n10.0.0.2 slots=2\n", [("10.0.0.1", 2), ("10.0.0.2", 2)]),
+    "underscore": (b"gpu_node-1.example.org slots=2\n", [("gpu_node-1.example.org", 2)]),
+    "localhost_alone": (b"localhost slots=2\n", [("localhost", 2)]),
+    "leading_zero": (b"a slots=08\n", [("a", 8)]),
+    "most": (b"a slots=1024\n", [("a", 1024)]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_misread_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
+    text, field = REFUSED[name]
+    path = tmp_path / "hosts"
+    path.write_bytes(text)
+    with pytest.raises(UserError) as refused:
+        parse_hostfile(path)
+    assert refused.value.field == field
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_accepted_means_the_same_to_deepspeed(name: str, tmp_path: Path) -> None:
+    from deepspeed.launcher.runner import fetch_hostfile
+
+    text, expected = ACCEPTED[name]
+    path = tmp_path / "hosts"
+    path.write_bytes(text)
+    hosts = parse_hostfile(path)
+    assert [(host.name, host.slots) for host in hosts] == expected
+    # Both the user's own file and the plain one that a launch writes.
+    assert list(fetch_hostfile(str(path)).items()) == expected
+    path.write_text(format_hostfile(hosts))
+    assert list(fetch_hostfile(str(path)).items()) == expected
+
+
+def test_missing_hostfile_does_not_train_on_one_node(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(UserError):
+            parse_hostfile(path)
+
+
+def test_check_prints_one_line_or_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    command = [sys.executable, "-m", "sgt_ds", "hostfile", "check", str(path), "--json"]
+    path.write_text("a slots=2\nb slots=8x\n")
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert f"{path}: line 2: " in refused.stderr
+    path.write_text("a slots=2\nb slots=8\n")
+    passed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(passed.stdout)["world_size"] == 10
+
+
+def test_the_examples_that_ship_are_good() -> None:
+    examples = sorted((Path(__file__).parents[1] / "hostfiles").iterdir())
+    assert len(examples) >= 3
+    for path in examples:
+        assert parse_hostfile(path)
+
+
+def test_environment_file_with_blank_and_comment_lines_is_read(tmp_path: Path) -> None:
+    path = tmp_path / ".deepspeed_env"
+    path.write_text("# network\n\nNCCL_SOCKET_IFNAME = eth0\nEMPTY=\n")
+    assert read_environment_file(path) == {"NCCL_SOCKET_IFNAME": "eth0", "EMPTY": ""}
+
+
+@pytest.mark.parametrize("line", ["HF_TOKEN=abc", "AWS_SECRET_ACCESS_KEY=x", "nonsense", "A=$(id)"])
+def test_secrets_and_shell_text_never_reach_a_command_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / ".deepspeed_env"
+    path.write_text(f"OK=1\n{line}\n")
+    with pytest.raises(UserError, match="line 2"):
+        read_environment_file(path)
