@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # growth's face brings torch along, which a scrape target list does not need
-    from sgt_ds.growth import State
+from sgt_ds.growth import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
+from sgt_ds.growth import Loop, State
 from sgt_ds.telemetry.metrics import METRICS, RULES, STEP_BUCKETS_SECONDS, Metric
 from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.snapshot import Snapshot, counters_of, families
@@ -83,9 +82,7 @@ def series_of(*, model_wide: bool) -> int:
 def full_snapshot(num_layers: int, num_heads: int, *, model_wide: bool) -> Snapshot:
     """A snapshot in which every metric has a value, and whole layers loop."""
     looping = range(num_layers - min(num_layers, EXAMPLE["looping_layers"]), num_layers)
-    loops: Any = SimpleNamespace(
-        loops={layer: SimpleNamespace(depth=1, heads=None) for layer in looping}
-    )
+    whole = Loop(depth=1, heads=None, scope="attention", step=0, entered=0)
     record = StepRecord(
         step=1,
         tokens=1,
@@ -102,7 +99,7 @@ def full_snapshot(num_layers: int, num_heads: int, *, model_wide: bool) -> Snaps
         data_wait_seconds=0.0,
         skipped_steps=0,
         phase="growing",
-        loops=loops,
+        loops=State(dict.fromkeys(looping, whole)),
         entropy=[[0.5] * num_heads] * num_layers,
         planned_overhead_ratio=0.0,
     )
