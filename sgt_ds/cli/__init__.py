@@ -9,7 +9,17 @@ from sgt_ds import __version__
 from sgt_ds.cli.frame import Parser, run_command
 
 # In the order in which a user meets them.
-VERBS = ("config", "plan", "hostfile", "train", "stop", "monitor", "checkpoint", "convert", "generate")
+VERBS = (
+    "config",
+    "plan",
+    "hostfile",
+    "train",
+    "stop",
+    "monitor",
+    "checkpoint",
+    "convert",
+    "generate",
+)
 
 __all__ = ["main"]
 
