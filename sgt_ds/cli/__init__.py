@@ -16,6 +16,7 @@ VERBS = (
     "train",
     "stop",
     "monitor",
+    "growth",
     "checkpoint",
     "convert",
     "generate",

@@ -1,0 +1,309 @@
+"""`sgt-ds growth`: replay, explain, compare and freeze the growth of a run, from its journal."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
+from sgt_ds.cli.growth_settings import add_settings, policy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sgt_ds.config import GrowthConfig
+    from sgt_ds.growth import Decision, Header, Line, Policy
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the commands."""
+    group = add_group(commands, "growth", "Replay, explain, compare and freeze growth.")
+    replaying = add_command(
+        group,
+        "replay",
+        "Print each change of loops that a policy makes of journalled entropies.",
+        "sgt-ds growth replay entropies.jsonl --k-max 3 --layers 3 --heads 2 "
+        "--t-start 250 --interval 250 --json",
+        replay,
+    )
+    replaying.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help='a run\'s growth.jsonl, or lines {"step": t, "entropy": [[head...] per layer]}',
+    )
+    add_settings(replaying)
+    replaying.add_argument("--json", action="store_true", help="print JSON Lines")
+    showing = add_command(
+        group,
+        "show",
+        "Print what grew in a run, when and why.",
+        "sgt-ds growth show runs/573m-sgt",
+        show,
+    )
+    _add_run(showing, "run")
+    showing.add_argument("--json", action="store_true", help="print one JSON document")
+    guessing = add_command(
+        group,
+        "what-if",
+        "Estimate how a run would have grown under another policy, and its FLOPs.",
+        "sgt-ds growth what-if runs/573m-sgt --k-max 2 --interval 100",
+        what_if,
+    )
+    _add_run(guessing, "run")
+    add_settings(guessing)
+    guessing.add_argument("--json", action="store_true", help="print one JSON document")
+    differing = add_command(
+        group,
+        "diff",
+        "Print the first step at which two runs' growth parts, and why.",
+        "sgt-ds growth diff runs/a runs/b",
+        diff,
+    )
+    _add_run(differing, "run_a")
+    _add_run(differing, "run_b")
+    differing.add_argument("--json", action="store_true", help="print one JSON document")
+    freezing = add_command(
+        group,
+        "freeze",
+        "Freeze the growth of a live run, from its next step on.",
+        "sgt-ds growth freeze runs/573m-sgt",
+        freeze,
+    )
+    freezing.add_argument("run", type=Path, metavar="RUN", help="run directory")
+
+
+def replay(options: argparse.Namespace) -> None:
+    """Print one line a change."""
+    from sgt_ds.growth import change_as_json
+    from sgt_ds.growth import replay as changes
+
+    policy, growth, lines, own = policy_of(options.file, options)
+    for decision in changes(lines, policy, growth.entropy_ema, obey_operator=own):
+        if options.json:
+            print_json(change_as_json(decision))
+        else:
+            print(_row(decision))
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the decisions of a run as a table."""
+    from collections import Counter
+
+    from sgt_ds.growth import DecisionLine, build_policy, loops_as_json
+
+    path, header, lines = _run_journal(options.run)
+    taken, last = [], 0
+    for line in lines:
+        if isinstance(line, DecisionLine):
+            taken.append(line)
+            last = line.decision.step
+        else:
+            last = line.step
+    policy = build_policy(header.method, header.growth, header.model)
+    state = taken[-1].decision.after if taken else policy.initial_state()
+    frozen = any(line.decision.rule == "freeze" for line in taken)
+    phase = "fixed" if frozen else policy.phase(last, state)
+    stalls = Counter(line.decision.cause for line in taken if line.decision.rule == "stall")
+    doubtful = sum(
+        line.decision.margin is not None and line.decision.margin.within_noise for line in taken
+    )
+    if options.json:
+        print_json(
+            {
+                "journal": str(path),
+                "method": header.method,
+                "step": last,
+                "phase": phase,
+                "growing_layer": state.growing_layer,
+                "loops": loops_as_json(state),
+                "decisions": [{**line.decision.as_json(), "flops": line.flops} for line in taken],
+                "stalls": dict(stalls),
+                "within_noise": doubtful,
+            }
+        )
+        return
+    print(f"{path}: {header.method}, step {last:,}, phase {phase}")
+    if not taken:
+        print("no decision yet" if phase != "fixed" else "this method decides nothing")
+        for layer, loop in loops_as_json(state).items():
+            print(f"  layer {layer}  depth {loop['depth']}  heads {_heads(loop['heads'])}")
+        return
+    print(f"{'step':>8}  {'event':<9} {'layer':>5} {'depth':>5}  {'heads':<12} {'margin':<15} why")
+    for line in taken:
+        print(_row(line.decision))
+    print("margin: standard errors between the last taken and the first left out; <2 is noise")
+    for cause, count in stalls.items():
+        print(f"stalled: {count} × {cause}")
+
+
+def what_if(options: argparse.Namespace) -> None:
+    """Print the run's own growth beside the one that the flags ask for, with FLOPs."""
+    from sgt_ds.growth import Measurement, build_policy, change_as_json
+    from sgt_ds.growth import replay as changes
+
+    path, header, lines = _run_journal(options.run)
+    measured = list(lines)
+    last = max((line.step for line in measured if isinstance(line, Measurement)), default=0)
+    policy, growth, _, own = policy_of(path, options)
+    original = build_policy(header.method, header.growth, header.model)
+    results = []
+    for name, which, settings, obey in (
+        ("this run", original, header.growth, True),
+        ("what if", policy, growth, own),
+    ):
+        taken = list(changes(measured, which, settings.entropy_ema, obey_operator=obey))
+        spent = _flops(path, header, which, settings, taken, last)
+        results.append((name, taken, spent))
+    if options.json:
+        print_json(
+            {
+                "estimate": True,
+                "steps": last,
+                **{
+                    name.replace(" ", "_"): {
+                        "changes": [change_as_json(decision) for decision in taken],
+                        **spent,
+                    }
+                    for name, taken, spent in results
+                },
+            }
+        )
+        return
+    print(f"ESTIMATE from {path}, {last:,} steps: under another policy the entropies themselves")
+    print("would have been different from the first changed loop on.")
+    for name, taken, spent in results:
+        total, ratio = spent["total_flops"], spent["overhead_ratio"]
+        print(f"{name}: {total:.4g} FLOPs, overhead {100 * ratio:.2f}%, {len(taken)} changes")
+        for decision in taken:
+            print(_row(decision))
+
+
+def diff(options: argparse.Namespace) -> None:
+    """Print where two runs part."""
+    from sgt_ds.growth import compare, journal_in
+
+    found = compare(journal_in(options.run_a), journal_in(options.run_b))
+    parting = found.parting
+    if options.json:
+        print_json(
+            {
+                "settings": {key: list(pair) for key, pair in found.settings.items()},
+                "statistics_step": found.statistics_step,
+                "largest_difference": found.largest_difference,
+                "step": None if parting is None else parting.step,
+                "cause": None if parting is None else parting.cause,
+                "decisions": None
+                if parting is None
+                else [
+                    None if taken is None else taken.as_json()
+                    for taken in (parting.first, parting.second)
+                ],
+                "compared_to": found.compared_to,
+            }
+        )
+        return
+    for key, (one, other) in found.settings.items():
+        print(f"setting {key}: {one} | {other}")
+    if found.statistics_step is None:
+        print("statistics: equal at every step that both measured")
+    else:
+        where = "" if found.place is None else f" (layer {found.place[0]}, head {found.place[1]})"
+        print(
+            f"statistics: differ from step {found.statistics_step}, "
+            f"by {found.largest_difference:.3g} at most{where}"
+        )
+    if parting is None:
+        print(f"loops: the same at every step, up to {found.compared_to}")
+        return
+    print(f"loops: part at step {parting.step}, cause: {parting.cause}")
+    for run, taken in ((options.run_a, parting.first), (options.run_b, parting.second)):
+        print(f"  {run}: {'no decision' if taken is None else _row(taken).strip()}")
+
+
+def freeze(options: argparse.Namespace) -> None:
+    """Leave the request."""
+    from sgt_ds.growth import request_freeze
+
+    request = request_freeze(options.run)
+    print(f"asked {options.run} to freeze its growth; to withdraw it, remove {request}")
+
+
+def _add_run(parser: Parser, name: str) -> None:
+    parser.add_argument(
+        name, type=Path, metavar=name.upper(), help="run directory, or a growth journal"
+    )
+
+
+def _run_journal(run: Path) -> tuple[Path, Header, Iterator[Line]]:
+    """A run's own journal, with its header. Raises: UserError where it has none."""
+    from sgt_ds.errors import UserError
+    from sgt_ds.growth import journal_in, read_journal
+
+    path = journal_in(run)
+    header, lines = read_journal(path, live=True)
+    if header is None:
+        raise UserError(path, "line 1", "is no journal header; give a run, or use growth replay")
+    return path, header, lines
+
+
+def _flops(
+    path: Path,
+    header: Header,
+    policy: Policy,
+    growth: GrowthConfig,
+    taken: list[Decision],
+    steps: int,
+) -> dict[str, Any]:
+    """FLOPs of `steps` updates with the loops that `taken` leaves, entries included."""
+    from sgt_ds.errors import UserError
+    from sgt_ds.flops import FlopsCounter
+    from sgt_ds.growth import passes_at
+
+    try:
+        sequence_length = int(header.values["sequence_length"])
+        tokens = sequence_length * int(header.values["global_batch_size"])
+    except KeyError as error:
+        raise UserError(path, "line 1", f"the header lacks {error}; FLOPs need it") from None
+    counter = FlopsCounter(header.model, sequence_length)
+    changes = {decision.step: decision.after for decision in taken}
+    state = policy.initial_state()
+    for step in range(steps):
+        state = changes.get(step, state)
+        passes = passes_at(
+            state,
+            step,
+            entry=policy.entry,
+            interval=growth.interval,
+            num_heads=header.model.num_heads,
+        )
+        counter.add(tokens, passes)
+    return {"total_flops": counter.total, "overhead_ratio": counter.overhead_ratio}
+
+
+def _row(decision: Decision) -> str:
+    """One decision as a row of the table."""
+    changed = [
+        layer
+        for layer, loop in decision.after.loops.items()
+        if decision.before.loops.get(layer) != loop
+    ]
+    layer = ",".join(str(number) for number in changed) or "-"
+    depth = heads = "-"
+    if changed:
+        loop = decision.after.loops[changed[-1]]
+        depth = str(loop.depth)
+        heads = _heads(loop.heads) if len(changed) == 1 else "…"
+    margin = "-"
+    if decision.margin is not None:
+        parts = (("layer", decision.margin.layer), ("head", decision.margin.head))
+        margin = " ".join(f"{name[0]} {value:.1f}" for name, value in parts if value is not None)
+    return (
+        f"{decision.step:>8}  {decision.rule:<9} {layer:>5} {depth:>5}  {heads:<12} "
+        f"{margin or '-':<15} {decision.reason}"
+    )
+
+
+def _heads(heads: list[int] | tuple[int, ...] | None) -> str:
+    return "block" if heads is None else ",".join(str(head) for head in heads)

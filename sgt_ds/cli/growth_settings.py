@@ -1,0 +1,148 @@
+"""Flags that change a growth policy, and the policy that a journal and such flags ask for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sgt_ds.cli.frame import Parser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sgt_ds.config import GrowthConfig, ModelConfig
+    from sgt_ds.growth import Line, Policy
+
+# Flags that override a journal's settings -> keys of `growth`.
+_OVERRIDES = {
+    "k_max": "k_max",
+    "layers": "layers",
+    "heads": "heads",
+    "loops": "loops",
+    "t_start": "t_start",
+    "interval": "interval",
+    "direction": "direction",
+    "exclude_layers": "exclude_layers",
+    "ema": "entropy_ema",
+    "entry": "entry",
+    "freeze_at": "freeze_at",
+}
+# Plain lines bring no settings at all.
+_NEEDED = ("k_max", "layers", "heads", "t_start", "interval")
+
+
+def add_settings(parser: Parser) -> None:
+    """Flags that change the policy; each one not given comes from the journal's header."""
+    parser.add_argument("--method", help="growth method (default: the journal's, or sgt)")
+    parser.add_argument("--k-max", type=int, metavar="K", help="deepest loop (K_max)")
+    parser.add_argument(
+        "--layers", type=_layers, metavar="L", help="looping layers (L); other methods: 1,7,15"
+    )
+    parser.add_argument("--heads", type=int, metavar="H", help="heads of a looping layer (h)")
+    parser.add_argument("--loops", type=int, metavar="K", help="depth; methods other than sgt")
+    parser.add_argument("--t-start", type=int, metavar="T", help="step of the first decision")
+    parser.add_argument("--interval", type=int, metavar="D", help="steps between two decisions")
+    parser.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
+    parser.add_argument(
+        "--exclude-layers",
+        nargs="*",
+        type=_numbers,
+        metavar="N",
+        help="layers that never loop, as 0 or 0,1 (plain lines: 0)",
+    )
+    parser.add_argument(
+        "--ema", type=float, help="weight of the past in the entropies' average (plain lines: 0)"
+    )
+    parser.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
+    parser.add_argument("--freeze-at", type=int, metavar="T", help="step from which nothing grows")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def _layers(text: str) -> int | list[int]:
+    return _numbers(text) if "," in text else int(text)
+
+
+def policy_of(
+    file: Path, options: argparse.Namespace
+) -> tuple[Policy, GrowthConfig, Iterator[Line], bool]:
+    """Policy and settings that journal and flags ask for; the lines; whether they are its own."""
+    from itertools import chain
+
+    from sgt_ds.errors import UserError
+    from sgt_ds.growth import Measurement, journal_in, read_journal
+
+    path = journal_in(file)
+    header, lines = read_journal(path)
+    given = {
+        key: getattr(options, flag)
+        for flag, key in _OVERRIDES.items()
+        if getattr(options, flag) is not None
+    }
+    if "exclude_layers" in given:
+        given["exclude_layers"] = [layer for part in given["exclude_layers"] for layer in part]
+    if header is not None:
+        growing = options.method or ("sgt" if given and header.method == "vanilla" else None)
+        growth = {**header.growth.model_dump(), **given}
+        method = growing or header.method
+        policy, settings = _build(path, method, growth, header.model)
+        return policy, settings, lines, not given and method == header.method
+    method = options.method or "sgt"
+    needed = _NEEDED if method == "sgt" else ("layers", "t_start", "interval")
+    for flag in needed:
+        if getattr(options, flag) is None:
+            name = "--" + flag.replace("_", "-")
+            raise UserError(path, name, "is needed: plain lines bring no settings; give it")
+    first = next(lines)
+    if not isinstance(first, Measurement):
+        raise UserError(path, "line 1", "is a decision without a header; give the whole journal")
+    model = _model_of_shape(len(first.entropy), len(first.entropy[0]))
+    policy, settings = _build(path, method, {"entropy_ema": 0.0, **given}, model)
+    return policy, settings, chain([first], lines), False
+
+
+def _build(
+    path: Path, method: str, growth: dict[str, Any], model: ModelConfig
+) -> tuple[Policy, GrowthConfig]:
+    """The policy, after the checks that a run's configuration passes too."""
+    from typing import cast
+
+    from pydantic import ValidationError
+
+    from sgt_ds.config import GrowthConfig, Method, growth_faults
+    from sgt_ds.errors import UserError
+    from sgt_ds.growth import POLICIES, build_policy
+
+    if method not in POLICIES:
+        raise UserError(path, "--method", f"'{method}' is none of {', '.join(POLICIES)}")
+    try:
+        settings = GrowthConfig.model_validate(growth)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        mend = f"{detail['msg']} (got {detail['input']!r}); correct it"
+        raise UserError(path, _flag(str(detail["loc"][0])), mend) from None
+    for key, fault in growth_faults(cast(Method, method), settings, model):
+        raise UserError(path, _flag(key), fault)
+    return build_policy(method, settings, model), settings
+
+
+def _flag(key: str) -> str:
+    """The flag behind a key of `growth`."""
+    flags = {owned: flag for flag, owned in _OVERRIDES.items()}
+    return "--" + flags.get(key.partition(".")[0], key).replace("_", "-")
+
+
+def _model_of_shape(layers: int, heads: int) -> ModelConfig:
+    """A model that has just the shape: no policy looks at more of it."""
+    from sgt_ds.config import ModelConfig
+
+    return ModelConfig(
+        hidden_size=2 * heads,
+        intermediate_size=1,
+        num_layers=layers,
+        num_heads=heads,
+        vocab_size=1,
+    )
