@@ -214,12 +214,17 @@ class Trainer:
             self.telemetry.close(wait_seconds=LAST_SCRAPE_SECONDS)
 
     def _after_step(self) -> None:
+        """Validation and checkpoint where they are due. Collective."""
         step, training = self.clock.step, self.config.training
         last = step == training.steps
-        if self.validation is not None and (last or step % training.validate_every == 0):
+        validates = last or step % training.validate_every == 0
+        saves = last or step % self.config.checkpoint.every == 0
+        if validates and self.validation is not None:
             self._validate(self.validation)
-        if last or step % self.config.checkpoint.every == 0:
+        if saves:
             self.save()
+        if validates or saves:  # their time is no part of the training's throughput
+            self._last_logged = (time.perf_counter(), self.clock.tokens)
 
     def _stop(self) -> None:
         log.info("step %d: asked to stop; saving", self.clock.step)

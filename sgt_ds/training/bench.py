@@ -1,0 +1,288 @@
+"""Time and memory of one training step, a method beside vanilla and beside what its FLOPs say.
+
+One process, plain torch: forward, backward, AdamW on random tokens. Knows no launcher, no data and
+no run. Every round times every case once, so that a machine that slows down slows them all.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sgt_ds.config import Entry, GrowthConfig, Method, ModelConfig, growth_faults
+from sgt_ds.errors import UserError
+from sgt_ds.flops import loop_flops_per_token, parameter_count, vanilla_flops_per_token
+from sgt_ds.growth import Loop, Passes, Scope, State, passes_at
+from sgt_ds.model import LoopInputs, Transformer, loop_inputs
+from sgt_ds.progress import Progress
+
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured, and how."""
+
+    model: ModelConfig
+    method: Method
+    depth: int
+    """Passes of a looping layer after the main one (K_max of sgt)."""
+    layers: int
+    heads: int
+    entry: Entry
+    entering: bool
+    """Time the first window of the newest loop too."""
+    micro_batch_size: int
+    sequence_length: int
+    dtype: torch.dtype
+    device: torch.device
+    rounds: int
+    modes: Sequence[str]
+    """`eager`, `compiled`, or both."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case of one mode. Ratios are to vanilla of the same mode, without entropy, by round."""
+
+    mode: str
+    case: str
+    entropy: bool
+    step_seconds: float
+    """Median over the rounds."""
+    step_seconds_quartiles: tuple[float, float]
+    forward_backward_seconds: float
+    """Median, without the optimizer."""
+    tokens_per_second: float
+    flops_per_second: float
+    """By the accountant's convention."""
+    peak_memory_bytes: int | None
+    """CUDA: allocated at most; CPU: resident set of the process at most, where the kernel tells."""
+    time_ratio: float
+    """Median over the rounds of this case's step over vanilla's."""
+    time_ratio_quartiles: tuple[float, float]
+    forward_backward_ratio: float
+    flops_ratio: float
+
+    @property
+    def excess(self) -> float | None:
+        """Added share of forward and backward time over added share of FLOPs; None for vanilla."""
+        added = self.flops_ratio - 1
+        return (self.forward_backward_ratio - 1) / added if added else None
+
+
+@dataclass(frozen=True)
+class _Case:
+    name: str
+    entropy: bool
+    passes: Mapping[int, Passes]
+
+
+@dataclass
+class _Stepper:
+    """A model, its optimizer and one micro-batch."""
+
+    model: Transformer
+    optimizer: torch.optim.AdamW
+    inputs: Tensor
+    targets: Tensor
+
+    def step(
+        self, mode: str, loops: Mapping[int, LoopInputs], measure: bool
+    ) -> tuple[float, float]:
+        """One step. Returns seconds of forward and backward, and of all of it."""
+        device = self.inputs.device
+        self.model.compile_blocks = mode == "compiled"
+        self.optimizer.zero_grad(set_to_none=True)
+        _wait_for(device)
+        started = time.perf_counter()
+        loss = self.model(self.inputs, self.targets, loops=loops, measure=measure).loss
+        loss.backward()
+        _wait_for(device)
+        middle = time.perf_counter()
+        self.optimizer.step()
+        _wait_for(device)
+        return middle - started, time.perf_counter() - started
+
+
+def bench_step(setting: Setting) -> list[Row]:
+    """Measure vanilla and the method, each with and without entropy, in each mode.
+
+    Raises: UserError where the model's shape does not allow the loops.
+    """
+    cases = _cases(setting)
+    stepper = _stepper(setting)
+    plan = [(mode, case) for mode in setting.modes for case in cases]
+    loops = {id(case): loop_inputs(case.passes, setting.device) for case in cases}
+    peaks: dict[tuple[str, int], int | None] = {}
+    times: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    total = len(plan) * (WARM_UP_STEPS + 1 + setting.rounds)
+    with Progress("bench step", total, "steps") as progress:
+        for mode, case in plan:
+            inputs = loops[id(case)]
+            for _ in range(WARM_UP_STEPS):
+                stepper.step(mode, inputs, case.entropy)
+                progress.advance(1, f"warming up {mode} {case.name}")
+            _reset_peak(setting.device)
+            stepper.step(mode, inputs, case.entropy)
+            peaks[mode, id(case)] = _peak(setting.device)
+            progress.advance()
+        for _ in range(setting.rounds):
+            for mode, case in plan:
+                timed = stepper.step(mode, loops[id(case)], case.entropy)
+                times.setdefault((mode, id(case)), []).append(timed)
+                progress.advance(1, f"{mode} {case.name}")
+    return [
+        _row(
+            setting,
+            mode,
+            case,
+            times[mode, id(case)],
+            times[mode, id(cases[0])],
+            peaks[mode, id(case)],
+        )
+        for mode, case in plan
+    ]
+
+
+def as_json(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
+    """The measurement as one document: what was measured, on what, and each row."""
+    cuda = setting.device.type == "cuda"
+    return {
+        "method": setting.method,
+        "k_max": setting.depth,
+        "layers": setting.layers,
+        "heads": setting.heads,
+        "entry": setting.entry,
+        "model": setting.model.model_dump(),
+        "parameters": parameter_count(setting.model),
+        "micro_batch_size": setting.micro_batch_size,
+        "sequence_length": setting.sequence_length,
+        "dtype": str(setting.dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(setting.device) if cuda else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "rounds": setting.rounds,
+        "warm_up_steps": WARM_UP_STEPS,
+        "rows": [{**asdict(row), "excess": row.excess} for row in rows],
+    }
+
+
+def _cases(setting: Setting) -> list[_Case]:
+    model, method = setting.model, setting.method
+    cases = [_Case("vanilla", False, {}), _Case("vanilla", True, {})]
+    if method == "vanilla":
+        return cases
+    growth = GrowthConfig(k_max=setting.depth, layers=setting.layers, heads=setting.heads)
+    for key, fault in growth_faults("sgt", growth, model):
+        raise UserError(f"--{key.replace('_', '-')}", None, fault)
+    whole = method in ("block_loop", "attention_loop")
+    heads = tuple(range(model.num_heads if whole else setting.heads))
+    scope: Scope = "block" if method == "block_loop" else "attention"
+    loop = Loop(setting.depth, None if scope == "block" else heads, scope, step=0, entered=0)
+    looping = range(model.num_layers - setting.layers, model.num_layers)
+    state = State(dict.fromkeys(looping, loop))
+
+    def passes(of: State, step: int) -> dict[int, Passes]:
+        return passes_at(of, step, entry=setting.entry, interval=2, num_heads=model.num_heads)
+
+    if setting.entering and not whole:
+        leaving = tuple(sorted(set(range(model.num_heads)) - set(heads)))
+        newest = Loop(1, heads, scope, step=9, entered=9, leaving=leaving)
+        cases.append(
+            _Case(
+                f"{method}, entering", False, passes(state.with_loop(looping[0], newest, None), 10)
+            )
+        )
+    fixed = passes(state, 9)
+    return [*cases, _Case(method, False, fixed), _Case(method, True, fixed)]
+
+
+def _stepper(setting: Setting) -> _Stepper:
+    model = Transformer(setting.model).to(device=setting.device, dtype=setting.dtype)
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
+    norms = [weight for weight in model.parameters() if weight.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
+        lr=1e-5,
+        betas=(0.9, 0.95),
+        fused=setting.device.type == "cuda",
+    )
+    shape = (setting.micro_batch_size, setting.sequence_length + 1)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(setting.model.vocab_size, shape, generator=generator)
+    tokens = tokens.to(setting.device)
+    return _Stepper(model, optimizer, tokens[:, :-1], tokens[:, 1:])
+
+
+def _row(
+    setting: Setting,
+    mode: str,
+    case: _Case,
+    times: Sequence[tuple[float, float]],
+    vanilla: Sequence[tuple[float, float]],
+    peak: int | None,
+) -> Row:
+    steps = [step for _, step in times]
+    step_ratios = [own[1] / base[1] for own, base in zip(times, vanilla, strict=True)]
+    pass_ratios = [own[0] / base[0] for own, base in zip(times, vanilla, strict=True)]
+    model, length = setting.model, setting.sequence_length
+    base_flops = vanilla_flops_per_token(model, length)
+    flops = base_flops + loop_flops_per_token(model, length, case.passes)
+    seconds = statistics.median(steps)
+    tokens_per_second = setting.micro_batch_size * length / seconds
+    return Row(
+        mode=mode,
+        case=case.name,
+        entropy=case.entropy,
+        step_seconds=seconds,
+        step_seconds_quartiles=_quartiles(steps),
+        forward_backward_seconds=statistics.median(own for own, _ in times),
+        tokens_per_second=tokens_per_second,
+        flops_per_second=tokens_per_second * flops,
+        peak_memory_bytes=peak,
+        time_ratio=statistics.median(step_ratios),
+        time_ratio_quartiles=_quartiles(step_ratios),
+        forward_backward_ratio=statistics.median(pass_ratios),
+        flops_ratio=flops / base_flops,
+    )
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _reset_peak(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):  # not on every kernel; `_peak` is then the process's own so far
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _peak(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)

@@ -1,0 +1,34 @@
+"""One rank of a run in which rank 1's gradient is inf in the sixth update, under a finite loss."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from sgt_ds.config import load_run_config
+from sgt_ds.training import build_trainer, join_ranks, leave_ranks
+from sgt_ds.training.run_directory import prepare_run_directory, set_up_logging
+
+arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+config = load_run_config(Path(arguments[0]), arguments[1:])
+ranks = join_ranks(60)
+if ranks.is_main:
+    prepare_run_directory(config)
+ranks.barrier()
+set_up_logging(config.run_dir, ranks.rank)
+trainer = build_trainer(config, ranks, arguments[0])
+
+
+def poison(gradient: torch.Tensor) -> torch.Tensor:
+    if ranks.rank == 1 and trainer.clock.step == 5 and trainer.skips.total == 0:
+        gradient = gradient.clone()
+        gradient.view(-1)[0] = float("inf")
+    return gradient
+
+
+trainer.engine.module.norm.weight.register_hook(poison)
+trainer.train()
+trainer.close()
+leave_ranks()

@@ -1,0 +1,162 @@
+"""Starts real training runs for tests: data that can be learnt, a run file, the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+from token_sets import write_token_set
+
+VOCABULARY = 300
+ROOT = Path(__file__).parent.parent
+CPU_FP32 = ROOT / "ds_configs" / "zero2_fp32_cpu.json"
+
+
+def markov_text(tokens: int, seed: int) -> npt.NDArray[np.int64]:
+    """A chain in which each id is followed by one of four: ln 4 nats are left to a good model."""
+    followers = np.random.default_rng(0).integers(0, VOCABULARY, (VOCABULARY, 4))
+    choices = np.random.default_rng(seed).integers(0, 4, tokens)
+    text = np.empty(tokens, dtype=np.int64)
+    text[0] = 1
+    for place in range(1, tokens):
+        text[place] = followers[text[place - 1], choices[place]]
+    return text
+
+
+def write_data(directory: Path) -> Path:
+    """Prepared sets `train` and `val` under `directory`."""
+    shards = [markov_text(20_000, seed) for seed in (1, 2)]
+    write_token_set(directory / "train", shards, vocab_size=VOCABULARY)
+    write_token_set(directory / "val", [markov_text(4_000, 3)], vocab_size=VOCABULARY)
+    return directory
+
+
+def free_port(count: int = 2) -> int:
+    """The first of `count` neighbouring ports that are free now."""
+    while True:
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            sockets[0].bind(("127.0.0.1", 0))
+            first = int(sockets[0].getsockname()[1])
+            for offset, other in enumerate(sockets[1:], start=1):
+                other.bind(("127.0.0.1", first + offset))
+            return first
+        except (OSError, OverflowError):
+            continue
+        finally:
+            for one in sockets:
+                one.close()
+
+
+def write_run(path: Path, data: Path, **sections: Any) -> Path:
+    """A run file of a tiny model that grows early; `sections` replace or add keys of a section."""
+    values: dict[str, Any] = {
+        "preset": "tiny",
+        "method": "sgt",
+        "growth": {"k_max": 2, "layers": 3, "heads": 2, "t_start": 4, "interval": 2},
+        "data": {
+            "train": [{"path": str(data / "train")}],
+            "validation": str(data / "val"),
+            "sequence_length": 64,
+        },
+        "training": {
+            "steps": 20,
+            "global_batch_size": 8,
+            "micro_batch_size": 2,
+            "log_every": 1,
+            "validate_every": 10,
+            "validation_sequences": 16,
+            "compile": False,
+        },
+        "optimizer": {"lr": 3.0e-3, "warmup_steps": 4},
+        "checkpoint": {"every": 6, "keep_last": 3},
+        "telemetry": {"port": free_port()},
+        "deepspeed": str(CPU_FP32),
+        "run_dir": str(path.with_suffix("")),
+    }
+    for name, section in sections.items():
+        both = isinstance(section, dict) and isinstance(values.get(name), dict)
+        values[name] = {**values[name], **section} if both else section
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def environment() -> dict[str, str]:
+    """This environment, with the tests' interpreter first on the path and one thread a rank."""
+    here = Path(sys.executable).parent
+    return {**os.environ, "PATH": f"{here}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+def launcher(run: Path, ranks: int, *overrides: str) -> list[str]:
+    """The raw launcher's command line, on a free rendezvous port."""
+    return [
+        *("deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port(1))),
+        *("--module", "sgt_ds.train", str(run), *overrides),
+    ]
+
+
+def single(run: Path, *overrides: str) -> list[str]:
+    """One rank without a launcher: quicker to start."""
+    return [sys.executable, "-m", "sgt_ds.train", str(run), *overrides]
+
+
+def run_to_end(command: Sequence[str], *, expect: int = 0, timeout: float = 240) -> str:
+    """Run a command, check its exit status, and return what it printed."""
+    done = subprocess.run(
+        command, env=environment(), text=True, capture_output=True, timeout=timeout, check=False
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == expect, f"exit status {done.returncode}:\n{output[-4000:]}"
+    return output
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process that a test started, with its children (it leads a process group)."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for_step(run_dir: Path, step: int, timeout: float = 120) -> None:
+    """Wait until metrics.jsonl holds `step`."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        rows = metrics(run_dir)
+        if rows and rows[-1]["step"] >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{run_dir} did not reach step {step} in {timeout} s")
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Whole rows of metrics.jsonl."""
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [
+        json.loads(line)
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Training loss by step."""
+    return {row["step"]: row["loss"] for row in metrics(run_dir) if "loss" in row}
+
+
+def journal_lines(run_dir: Path) -> list[dict[str, Any]]:
+    """Measurements and decisions of the growth journal."""
+    lines = [json.loads(line) for line in (run_dir / "growth.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["type"] != "header"]

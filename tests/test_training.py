@@ -1,0 +1,119 @@
+"""Whole runs through the real launcher: resumed, cut in other ways over ranks, stopped, forked."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import runs
+
+pytestmark = pytest.mark.launcher
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """Run directory of 20 steps on two ranks, with warm-up, growing and fixed phase."""
+    run = runs.write_run(tmp_path_factory.mktemp("whole") / "run.yaml", data)
+    runs.run_to_end(runs.launcher(run, 2))
+    return run.with_suffix("")
+
+
+def test_a_run_learns_and_grows_through_all_phases(uninterrupted: Path) -> None:
+    rows = [row for row in runs.metrics(uninterrupted) if "loss" in row]
+    assert abs(rows[0]["loss"] - math.log(512)) < 0.1  # untrained: all 512 ids alike
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.4
+    assert [row["phase"] for row in rows[::5]] == ["warmup", "growing", "growing", "fixed"]
+    assert len([row for row in runs.metrics(uninterrupted) if "validation_loss" in row]) == 2
+
+
+def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, data: Path, uninterrupted: Path
+) -> None:
+    # More steps than it will make, so that the signal finds it at work; same schedule otherwise.
+    run = runs.write_run(tmp_path / "run.yaml", data)
+    process = subprocess.Popen(
+        ["sgt-ds", "train", str(run), "--num-gpus", "2"],
+        env=runs.environment(),
+        start_new_session=True,
+    )
+    try:
+        runs.wait_for_step(tmp_path / "run", 7)  # in the entry window of a layer
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        runs.end(process)
+    stopped_at = runs.metrics(tmp_path / "run")[-1]["step"]
+    assert 7 <= stopped_at < 20
+    runs.run_to_end(["sgt-ds", "train", str(run), "--num-gpus", "2"])
+    assert runs.losses(tmp_path / "run") == runs.losses(uninterrupted)
+    assert runs.journal_lines(tmp_path / "run") == runs.journal_lines(uninterrupted)
+
+
+def test_one_rank_grows_as_two_do_and_loses_alike(
+    tmp_path: Path, data: Path, uninterrupted: Path
+) -> None:
+    run = runs.write_run(tmp_path / "run.yaml", data)
+    runs.run_to_end(runs.single(run, "training.micro_batch_size=4"))
+    of_one, of_two = runs.losses(tmp_path / "run"), runs.losses(uninterrupted)
+    assert max(abs(of_one[step] - of_two[step]) for step in of_two) < 1e-6
+
+    def loops(run_dir: Path) -> list[object]:
+        return [line["loops"] for line in runs.journal_lines(run_dir) if line["type"] == "decision"]
+
+    assert loops(tmp_path / "run") == loops(uninterrupted)
+
+
+def test_an_inf_gradient_on_one_rank_skips_the_update_on_all(tmp_path: Path, data: Path) -> None:
+    run = runs.write_run(tmp_path / "run.yaml", data)
+    script = Path(__file__).parent / "inf_gradient.py"
+    command = runs.launcher(run, 2)
+    command[command.index("--module") : command.index("sgt_ds.train") + 1] = [str(script)]
+    output = runs.run_to_end(command)
+    assert output.count("update skipped, gradients not finite") == 1
+    losses = runs.losses(tmp_path / "run")
+    assert sorted(losses) == list(range(1, 21))  # the clock counts applied updates
+    assert all(math.isfinite(loss) for loss in losses.values())
+    # The batch of the skipped update is consumed: tokens count 21 batches.
+    assert runs.metrics(tmp_path / "run")[-2]["tokens"] == 21 * 8 * 64
+
+
+def test_a_run_forked_from_vanilla_equals_one_that_grew_all_along(
+    tmp_path: Path, data: Path
+) -> None:
+    grown = runs.write_run(tmp_path / "grown.yaml", data)
+    vanilla = runs.write_run(
+        tmp_path / "vanilla.yaml", data, method="vanilla", checkpoint={"every": 4}
+    )
+    checkpoint = tmp_path / "vanilla" / "checkpoints" / "step-00000004"
+    forked = runs.write_run(tmp_path / "forked.yaml", data, fork=str(checkpoint))
+    for run in (grown, vanilla, forked):
+        runs.run_to_end(runs.single(run, "checkpoint.keep_last=9"))
+    of_grown, of_forked = runs.losses(tmp_path / "grown"), runs.losses(tmp_path / "forked")
+    assert {step: loss for step, loss in of_grown.items() if step > 4} == of_forked
+    # And until growth begins, the method changes nothing at all.
+    of_vanilla = runs.losses(tmp_path / "vanilla")
+    assert all(of_vanilla[step] == of_grown[step] for step in range(1, 5))
+
+
+def test_killing_a_run_loses_nothing_but_the_steps_since_its_checkpoint(
+    tmp_path: Path, data: Path, uninterrupted: Path
+) -> None:
+    run = runs.write_run(tmp_path / "run.yaml", data)
+    process = subprocess.Popen(
+        runs.launcher(run, 2), env=runs.environment(), start_new_session=True
+    )
+    runs.wait_for_step(tmp_path / "run", 9)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    runs.run_to_end(runs.launcher(run, 2))
+    assert runs.losses(tmp_path / "run") == runs.losses(uninterrupted)
+    assert runs.journal_lines(tmp_path / "run") == runs.journal_lines(uninterrupted)
