@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sgt_ds.inference.convert import convert
-    from sgt_ds.inference.generate import Completion, Sampling, Speaker
+    from sgt_ds.inference.conversion import convert
+    from sgt_ds.inference.generation import Completion, Sampling, Speaker
 
 __all__ = ["Completion", "Sampling", "Speaker", "convert"]
 
@@ -20,5 +20,5 @@ def __getattr__(name: str) -> Any:
 
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = "convert" if name == "convert" else "generate"
+    room = "conversion" if name == "convert" else "generation"
     return getattr(importlib.import_module(f"{__name__}.{room}"), name)

@@ -100,7 +100,7 @@ def _example(facts: Facts) -> str:
     trust = "" if facts.model_type == "llama" else ", trust_remote_code=True"
     return (
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'tokenizer = AutoTokenizer.from_pretrained(".")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("."{trust})\n'
         f'model = AutoModelForCausalLM.from_pretrained("."{trust})\n'
         'inputs = tokenizer("Once upon a time", return_tensors="pt")\n'
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))\n"

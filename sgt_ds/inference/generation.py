@@ -7,6 +7,7 @@ out of the folder it reads.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 from sgt_ds.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,11 @@ class Speaker:
         self.directory = directory
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kind = _model_class(directory)
-        from transformers import AutoTokenizer
-        from transformers.utils import logging
+        from transformers import PreTrainedTokenizerFast
+        from transformers.utils import logging as chatter
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        chatter.set_verbosity_error()
+        chatter.disable_progress_bar()
         half = self.device.type == "cpu" and dtype is None
         wanted: Any = torch.float32 if half else _DTYPES.get(dtype or "", "auto")
         try:
@@ -96,7 +99,8 @@ class Speaker:
                 directory, "tokenizer", "is missing; convert again with --tokenizer FILE"
             )
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+            # Not AutoTokenizer: it would ask on the terminal whether to run the folder's own code.
+            self.tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(directory)
         except (OSError, ValueError, KeyError) as error:
             raise _unreadable(directory, error) from None
         self.model.to(self.device).eval()
@@ -123,6 +127,9 @@ class Speaker:
     ) -> list[Completion]:
         started = time.perf_counter()
         inputs = self._encode(prompts)
+        trained = self.model.config.max_position_embeddings
+        if inputs["input_ids"].shape[1] + sampling.max_new_tokens > trained:
+            log.warning("going beyond the %d positions that the model was trained on", trained)
         choice: dict[str, Any] = {"do_sample": False}
         if sampling.temperature > 0:
             choice = {
