@@ -45,16 +45,7 @@ def _lines(plan: Plan, preset: str | None) -> Iterator[str]:
     yield f"without loops: {flops(vanilla)} FLOPs a token, {flops(vanilla * plan.tokens)} in all"
     yield ""
     yield f"{'schedule':<40} {'FLOPs':>12} {'overhead':>9}  last change"
-    cases = dict(plan.cases)
-    if len({case.total_flops for case in cases.values()}) == 1:
-        cases = {"earliest": cases["earliest"]}  # nothing depends on when it happens
-    if plan.outcome.assumption not in cases:
-        cases = {plan.outcome.assumption: plan.outcome, **cases}
-    for name, case in cases.items():
-        chosen = "*" if name == plan.outcome.assumption else " "
-        label = f"{chosen} {name}: {_MEANING[name]}"
-        last = f"step {case.events[-1].step}" if case.events else "never"
-        yield f"{label:<40} {flops(case.total_flops):>12} {case.overhead_ratio:>9.2%}  {last}"
+    yield from _cases(plan)
     if plan.outcome.events:
         yield ""
         yield from _events(plan.outcome)
@@ -72,6 +63,20 @@ def _lines(plan: Plan, preset: str | None) -> Iterator[str]:
     for warning in plan.warnings:
         yield ""
         yield f"warning: {warning}"
+
+
+def _cases(plan: Plan) -> Iterator[str]:
+    outcomes = {plan.outcome.assumption: plan.outcome}
+    # A case that another stands for has its name: it would only stand twice.
+    outcomes |= {name: case for name, case in plan.cases.items() if case.assumption == name}
+    static = len({case.total_flops for case in outcomes.values()}) == 1
+    for name, case in outcomes.items():
+        chosen = "*" if name == plan.outcome.assumption else " "
+        label = "* any" if static else f"{chosen} {name}: {_MEANING[name]}"
+        last = f"step {case.events[-1].step}" if case.events else "never"
+        yield f"{label:<40} {flops(case.total_flops):>12} {case.overhead_ratio:>9.2%}  {last}"
+        if static:
+            return
 
 
 def _events(outcome: Outcome) -> Iterator[str]:
