@@ -1,0 +1,375 @@
+"""What lies in monitoring/, held against a real Prometheus (Debian's) that scrapes real exporters."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sgt_ds.config import PRESETS, TelemetryConfig
+from sgt_ds.growth import Loop, State
+from sgt_ds.telemetry import METRICS, Exporter, StepRecord, targets
+from sgt_ds.telemetry.dashboards import DASHBOARDS, write_dashboards
+from sgt_ds.telemetry.metrics import BY_NAME
+
+ROOT = Path(__file__).parent.parent
+MONITORING = ROOT / "monitoring"
+MODEL = PRESETS["tiny"]
+
+
+def service(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is missing; run tests/install_services.sh")
+    return path
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` consecutive ports that were free just now."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = int(probe.getsockname()[1])
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            continue
+        return first
+
+
+def record(step: int) -> StepRecord:
+    loop = Loop(depth=1, heads=(0, 2), scope="attention", step=0, entered=0)
+    return StepRecord(
+        step=step,
+        tokens=step * 1000,
+        loss=3.0,
+        learning_rate=1e-3,
+        grad_norm=1.0,
+        step_seconds=0.2,
+        tokens_per_second=5000.0,
+        flops=step * 1_010_000,
+        vanilla_flops=step * 1_000_000,
+        overhead_ratio=0.01,
+        flops_per_token=1010,
+        mfu_ratio=0.4,
+        data_wait_seconds=0.01 * step,
+        skipped_steps=0,
+        phase="growing",
+        loops=State({4: loop}, 4),
+        entropy=[[0.1 * head + 0.01 * layer for head in range(4)] for layer in range(6)],
+        planned_overhead_ratio=0.011,
+    )
+
+
+class Run:
+    """Two exporters, as of a run of two ranks, and the means to crash it."""
+
+    def __init__(self, port: int, counters_file: Path) -> None:
+        self._port, self._counters_file = port, counters_file
+        self.exporters: list[Exporter] = []
+        self.step = 0
+
+    def start(self) -> None:
+        for rank in range(2):
+            exporter = Exporter(
+                TelemetryConfig(port=self._port),
+                model_wide=rank == 0,
+                local_rank=rank,
+                rank=rank,
+                info={"run": "trial", "method": "sgt"},
+                model=MODEL,
+                run_steps=1000,
+                counters_file=self._counters_file,
+            )
+            exporter.start()
+            self.exporters.append(exporter)
+
+    def advance(self) -> None:
+        self.step += 1
+        for exporter in self.exporters:
+            exporter.publish(record(self.step))
+            exporter.publish_decision("activate")
+        self.exporters[0].publish_checkpoint(1.0)
+        self.exporters[0].publish_validation(3.1)
+
+    def crash(self) -> None:
+        for exporter in self.exporters:
+            exporter.close()
+        self.exporters.clear()
+
+
+class Prometheus:
+    """A running Prometheus and its API."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/api/v1/"
+
+    def get(self, path: str, **parameters: str) -> Any:
+        url = f"{self._url}{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+
+    def query(self, expr: str) -> list[dict[str, Any]]:
+        result: list[dict[str, Any]] = self.get("query", query=expr)["result"]
+        return result
+
+
+def wait_until(condition: Any, run: Run, seconds: float = 60) -> None:
+    """Let the run advance twice a second until `condition` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "Prometheus did not get that far"
+        run.advance()
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, Run]]:
+    """A Prometheus with the shipped config, found by `sgt-ds monitor targets`, and its run."""
+    program = service("prometheus")
+    folder = tmp_path_factory.mktemp("prometheus")
+    shipped = folder / "monitoring"
+    shutil.copytree(MONITORING, shipped)
+    config = shipped / "prometheus.yml"
+    text, changes = re.subn(r"_interval: 15s", "_interval: 1s", config.read_text())
+    assert changes == 2
+    config.write_text(text.replace("scrape_timeout: 10s", "scrape_timeout: 1s"))
+
+    port = free_ports(2)
+    hostfile = folder / "hostfile"
+    hostfile.write_text("localhost slots=2\n")
+    out = shipped / "targets" / "trial.json"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "sgt_ds", "monitor", "targets", str(hostfile)),
+            *("--run", "trial", "--port", str(port), "--out", str(out)),
+        ],
+        check=True,
+        timeout=60,
+    )
+    run = Run(port, folder / "counters.json")
+    run.start()
+    api = free_ports(1)
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                *(program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"),
+                f"--web.listen-address=127.0.0.1:{api}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+        prometheus = Prometheus(api)
+
+        def is_ready() -> bool:
+            assert process.poll() is None, (folder / "log").read_text()
+            try:
+                # The rule that needs most: two scrapes of each rank, then an evaluation.
+                return bool(prometheus.query("run:sgt_step_duration_seconds:imbalance_ratio"))
+            except OSError:
+                return False
+
+        try:
+            wait_until(is_ready, run)
+            wait_until(lambda: run.step > 12, run)
+            time.sleep(2)
+            yield prometheus, run
+        finally:
+            process.terminate()
+            process.wait(20)
+            run.crash()
+
+
+def shipped_expressions() -> list[str]:
+    """Every PromQL expression of the committed dashboards, with its variables filled in."""
+    expressions = []
+    for file in sorted((MONITORING / "grafana" / "dashboards").glob("*.json")):
+        document = json.loads(file.read_text())
+        for panel in document["panels"]:
+            expressions += [target["expr"] for target in panel.get("targets", ())]
+        expressions += [annotation["expr"] for annotation in document["annotations"]["list"]]
+        for variable in document["templating"]["list"]:
+            found = re.fullmatch(r"label_values\((.*), (\w+)\)", str(variable.get("definition")))
+            if found:
+                expressions.append(f"count by ({found[2]}) ({found[1]})")
+    return [
+        expr.replace("$run", "trial").replace("$host", ".*").replace("$rank", ".*")
+        for expr in expressions
+    ]
+
+
+@pytest.mark.network
+def test_every_expression_of_the_dashboards_finds_something(
+    scraped: tuple[Prometheus, Run],
+) -> None:
+    prometheus, _ = scraped
+    expressions = shipped_expressions()
+    assert len(expressions) > 25
+    empty = [expr for expr in expressions if not prometheus.query(expr)]
+    assert not empty
+
+
+@pytest.mark.network
+def test_every_rule_is_evaluated_without_an_error(scraped: tuple[Prometheus, Run]) -> None:
+    prometheus, _ = scraped
+    rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) == 17
+    assert {rule["health"] for rule in rules} == {"ok"}
+    empty = [
+        r["name"] for r in rules if r["type"] == "recording" and not prometheus.query(r["name"])
+    ]
+    assert not empty
+    # A run that goes well raises none of the alerts.
+    assert [rule["name"] for rule in rules if rule.get("state") not in (None, "inactive")] == []
+
+
+@pytest.mark.network
+def test_prometheus_sees_every_rank_under_its_own_labels(
+    scraped: tuple[Prometheus, Run],
+) -> None:
+    prometheus, _ = scraped
+    seen = {
+        (series["metric"]["run"], series["metric"]["host"], series["metric"]["rank"])
+        for series in prometheus.query("sgt_rank_step")
+    }
+    assert seen == {("trial", "localhost", "0"), ("trial", "localhost", "1")}
+    stored = set(prometheus.get("label/__name__/values"))
+    suffix = {"histogram": "_count"}
+    missing = {m.name + suffix.get(m.kind, "") for m in METRICS} - stored
+    assert not missing
+    info = prometheus.query('sgt_run_info{run="trial", method="sgt", rank="1"}')
+    assert len(info) == 1
+    assert "exported_run" not in info[0]["metric"]
+
+
+@pytest.mark.network
+def test_rates_show_no_jump_where_a_run_crashed_and_resumed(
+    scraped: tuple[Prometheus, Run],
+) -> None:
+    prometheus, run = scraped
+    checkpoint, saved_at = run.exporters[0].state_dict(), run.step
+    wait_until(lambda: run.step > saved_at + 6, run)
+    time.sleep(1.5)  # seen by a scrape
+    highest = run.step
+    run.crash()
+    time.sleep(2.5)
+    run.start()
+    for exporter in run.exporters:
+        exporter.load_state_dict(checkpoint)
+    run.step = saved_at
+    wait_until(lambda: run.step > highest + 6, run)
+    time.sleep(1.5)
+    counters = [m.name for m in METRICS if m.kind == "counter" and m.scope == "model"]
+    for name in counters:
+        resets = {float(s["value"][1]) for s in prometheus.query(f"resets({name}[5m])")}
+        assert resets == {0.0}, name
+    [tokens] = prometheus.query("max_over_time(sgt_tokens_total[5m])")
+    assert float(tokens["value"][1]) == run.step * 1000
+    [increase] = prometheus.query("increase(sgt_tokens_total[5m])")
+    # increase() extrapolates to the window's edges, by half a scrape interval at most.
+    assert float(increase["value"][1]) < 1.2 * run.step * 1000
+
+
+@pytest.mark.network
+def test_promtool_accepts_the_configuration_and_its_tests_hold() -> None:
+    promtool = service("promtool")
+    rules = [str(file) for file in sorted((MONITORING / "rules").glob("*.yml"))]
+    for arguments in (
+        ["check", "config", str(MONITORING / "prometheus.yml")],
+        ["check", "rules", *rules],
+        ["test", "rules", str(MONITORING / "tests" / "alerts_test.yml")],
+    ):
+        done = subprocess.run([promtool, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((MONITORING / "rules" / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_every_alert_has_a_runbook_and_cases_that_fire_and_do_not() -> None:
+    tests = yaml.safe_load((MONITORING / "tests" / "alerts_test.yml").read_text())["tests"]
+    cases = [case for test in tests for case in test.get("alert_rule_test", ())]
+    names = [alert["alert"] for alert in alerts()]
+    for alert in alerts():
+        name = alert["alert"]
+        assert alert["labels"]["severity"] in ("page", "warning")
+        assert alert["annotations"]["runbook_url"] == f"monitoring/runbooks/{name}.md"
+        text = (ROOT / alert["annotations"]["runbook_url"]).read_text()
+        assert text.startswith(f"# {name} ({alert['labels']['severity']})\n")
+        for part in ("**Meaning.**", "**First look.**", "**Likely causes.**", "**Mend.**"):
+            assert part in text, (name, part)
+        fires = {bool(case["exp_alerts"]) for case in cases if case["alertname"] == name}
+        assert fires == {True, False}, name
+    assert {file.stem for file in (MONITORING / "runbooks").glob("*.md")} == set(names)
+
+
+def test_rules_runbooks_and_dashboards_name_no_metric_that_is_not_served() -> None:
+    served = set(BY_NAME) | {
+        f"sgt_step_duration_seconds_{part}" for part in ("bucket", "sum", "count")
+    }
+    recorded = set(re.findall(r"record: (\S+)", (MONITORING / "rules/recording.yml").read_text()))
+    for file in MONITORING.rglob("*"):
+        if file.suffix not in (".yml", ".json", ".md"):
+            continue
+        text = file.read_text()
+        words = set(re.findall(r"(?<![\w:])sgt_[a-z_]+(?![\w:*])", text)) - {"sgt_ds"}
+        assert words <= served, file
+        assert set(re.findall(r"\b(?:run|rank):sgt_[a-z_]+:\w+", text)) <= recorded, file
+
+
+def test_the_committed_dashboards_are_what_the_code_writes(tmp_path: Path) -> None:
+    written = write_dashboards(tmp_path)
+    committed = MONITORING / "grafana" / "dashboards"
+    assert {file.name for file in written} == {file.name for file in committed.glob("*.json")}
+    for file in written:
+        assert file.read_text() == (committed / file.name).read_text()
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
+def test_panels_have_units_and_none_lies_over_another(dashboard: Any) -> None:
+    panels = dashboard.as_json()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        if panel["type"] != "row":
+            assert panel["fieldConfig"]["defaults"]["unit"]
+            assert panel["description"]
+    for first, second in combinations([panel["gridPos"] for panel in panels], 2):
+        apart = (
+            first["x"] + first["w"] <= second["x"]
+            or second["x"] + second["w"] <= first["x"]
+            or first["y"] + first["h"] <= second["y"]
+            or second["y"] + second["h"] <= first["y"]
+        )
+        assert apart, (first, second)
+
+
+def test_targets_number_the_ranks_in_the_hostfiles_order() -> None:
+    groups = targets([("b", 2), ("a", 1), ("fe80::1", 1)], run="r", port=9400)
+    assert [(group["targets"], group["labels"]) for group in groups] == [
+        (["b:9400"], {"run": "r", "host": "b", "rank": "0"}),
+        (["b:9401"], {"run": "r", "host": "b", "rank": "1"}),
+        (["a:9400"], {"run": "r", "host": "a", "rank": "2"}),
+        (["[fe80::1]:9400"], {"run": "r", "host": "fe80::1", "rank": "3"}),
+    ]
