@@ -6,11 +6,9 @@ Two kinds of file are read: a run's own journal (header, measurements, decisions
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -84,26 +82,40 @@ def read_journal(path: Path, *, live: bool = False) -> tuple[Header | None, Iter
 
 def _texts(path: Path, live: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     number = 0
-    with ExitStack() as stack:
-        try:
-            stream: IO[bytes] = stack.enter_context(path.open("rb"))
-            if stream.read(len(_ZSTANDARD_MAGIC)) == _ZSTANDARD_MAGIC:
-                stream.seek(0)
-                reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-                stream = stack.enter_context(io.BufferedReader(reader))
-            else:
-                stream.seek(0)
-            for number, text in enumerate(stream, start=1):
+    try:
+        with path.open("rb") as stream:
+            packed = stream.read(len(_ZSTANDARD_MAGIC)) == _ZSTANDARD_MAGIC
+            stream.seek(0)
+            for number, text in enumerate(_unpacked(stream) if packed else stream, start=1):
+                if not text.strip():
+                    continue
                 if live and not text.endswith(b"\n"):
                     return
                 yield number, _object(path, number, text)
-        except FileNotFoundError:
-            raise UserError(path, None, "no such journal; check the path") from None
-        except OSError as error:
-            raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
-        except zstandard.ZstdError as error:
-            where = f"line {number + 1}"
-            raise UserError(path, where, f"is no whole Zstandard file ({error})") from None
+    except FileNotFoundError:
+        raise UserError(path, None, "no such journal; check the path") from None
+    except OSError as error:
+        raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
+    except zstandard.ZstdError as error:
+        where = f"line {number + 1}"
+        raise UserError(path, where, f"is no whole Zstandard file ({error})") from None
+
+
+def _unpacked(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a Zstandard stream of one or several frames. Raises: ZstdError if cut short."""
+    decoder, rest = None, b""
+    while piece := stream.read(4096):  # small: a piece of zeros unpacks to 30,000 times its size
+        while piece:
+            decoder = decoder or zstandard.ZstdDecompressor().decompressobj()
+            rest += decoder.decompress(piece)
+            piece, decoder = decoder.unused_data, None if decoder.eof else decoder
+        *lines, rest = rest.split(b"\n")
+        for text in lines:
+            yield text + b"\n"
+    if decoder is not None:
+        raise zstandard.ZstdError("it ends in the middle of a frame")
+    if rest:
+        yield rest
 
 
 def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
