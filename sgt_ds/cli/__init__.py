@@ -11,10 +11,13 @@ from sgt_ds.cli.frame import Parser, run_command
 # In the order in which a user meets them.
 VERBS = (
     "config",
+    "tokenizer",
+    "data",
     "plan",
     "hostfile",
     "train",
     "stop",
+    "top",
     "monitor",
     "growth",
     "checkpoint",

@@ -1,0 +1,198 @@
+"""`sgt-ds top` on the files and on the exporter of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pty
+import re
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sgt_ds.cli import main
+from sgt_ds.config import PRESETS, TelemetryConfig
+from sgt_ds.growth import Decision, Journal, Loop, Measurement, State
+from sgt_ds.report import open_source
+from sgt_ds.report.terminal import binned, sparkline
+from sgt_ds.telemetry import Exporter, StepRecord
+
+MODEL = PRESETS["tiny"]
+LOOPING = State(
+    {4: Loop(depth=2, heads=(1, 3), scope="attention", step=40, entered=60)}, growing_layer=4
+)
+
+
+def record(step: int, loss: float) -> StepRecord:
+    return StepRecord(
+        step=step,
+        tokens=step * 512,
+        loss=loss,
+        learning_rate=3e-4,
+        grad_norm=0.75,
+        step_seconds=0.5,
+        tokens_per_second=1024.0,
+        flops=step * 103,
+        vanilla_flops=step * 100,
+        overhead_ratio=0.03,
+        flops_per_token=103,
+        mfu_ratio=None,
+        data_wait_seconds=0.0,
+        skipped_steps=0,
+        phase="growing",
+        loops=LOOPING,
+        entropy=[[0.2 * layer] * 4 for layer in range(6)],
+    )
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run that has come to step 100 of 300, written by the parts that write real ones."""
+    folder = tmp_path / "little-run"
+    folder.mkdir()
+    header = {
+        "method": "sgt",
+        "growth": {"k_max": 2},
+        "model": MODEL.model_dump(),
+        "steps": 300,
+    }
+    journal = Journal.create(folder / "growth.jsonl", header)
+    for step in range(1, 101):
+        # Layer l falls from 1 to l/10, so that the deepest stays highest.
+        rows = tuple((1 - (1 - layer / 10) * step / 100,) * 4 for layer in range(6))
+        journal.measure(Measurement(step, rows, tuple((math.nan,) * 4 for _ in rows), 8))
+        if step == 60:
+            decision = Decision(step, "deepen", "it rose", (4,), None, State(), LOOPING, "growing")
+            journal.decision(decision, flops=1)
+    journal.flush()
+    with (folder / "metrics.jsonl").open("w") as stream:
+        for step in range(10, 101, 10):
+            stream.write(json.dumps(record(step, 6 - step / 50).as_metrics_row()) + "\n")
+        stream.write(json.dumps({"step": 100, "validation_loss": 4.125}) + "\n")
+        stream.write('{"step": 110, "tok')  # the trainer is just writing this
+    return folder
+
+
+def test_top_shows_a_run_directory_at_80_columns(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", str(run_dir), "--once"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\x1b" not in out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("little-run  sgt  growing  (newest row ")
+    # 200 updates of 512 tokens at 1,024 tokens a second.
+    assert lines[1] == "step 100/300  ETA 1m40s"
+    assert "validation loss 4.1250  learning rate 3.00e-04  gradient norm 0.75" in out
+    assert "FLOPs overhead +3.00%" in out
+    assert "loss 4.0000  (5.800 to 4.000)" in out
+    rows = {int(row.split()[0]): row for row in lines if re.match(r" +\d+ ", row)}
+    assert list(rows) == [5, 4, 3, 2, 1, 0]
+    assert rows[4].endswith("  0.400  loops ×2: heads 1,3")
+    assert rows[0].startswith("  0 █")  # began at 1
+    assert rows[0].rstrip().endswith("  0.000")
+    assert rows[5].endswith("  0.500")
+
+
+def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common: dict[str, Any] = {"info": {"run": "r", "method": "sgt"}, "model": MODEL}
+    config = TelemetryConfig(port=port - 1)
+    exporter = Exporter(config, model_wide=True, local_rank=1, rank=0, run_steps=300, **common)
+    exporter.start()
+    try:
+        assert main(["top", f"127.0.0.1:{port}", "--once"]) == 0
+        assert "no entropy measured yet" in capsys.readouterr().out
+        exporter.publish(record(100, 4.0))
+        time.sleep(0.25)
+        assert main(["top", f"http://127.0.0.1:{port}/metrics", "--once"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("r  sgt  growing  (running)\nstep 100/300  ETA 1m40s\n")
+        assert "loss 4.0000" in out
+        assert re.search(r"(?m)^  4 .*  0\.800  loops ×2: heads 1,3$", out)
+        assert "entropy by layer × heads   0.000 ' ░▒▓█' 1.000" in out
+    finally:
+        exporter.close()
+
+    second = Exporter(config, model_wide=False, local_rank=1, rank=1, **common)
+    second.start()
+    try:
+        assert main(["top", f"127.0.0.1:{port}", "--once"]) == 2
+        assert "not the run's rank 0" in capsys.readouterr().err
+    finally:
+        second.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "mend"),
+    [
+        ("no-such-run", "is no run directory"),
+        ("127.0.0.1:1", "does not answer as an exporter"),
+        (".", "holds neither metrics.jsonl nor growth.jsonl"),
+    ],
+)
+def test_a_wrong_target_is_one_line_and_status_2(
+    target: str,
+    mend: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["top", target, "--once"]) == 2
+    err = capsys.readouterr().err
+    assert mend in err
+    assert err.count("\n") == 1
+
+
+def test_rows_that_a_resume_cut_off_are_not_shown_any_more(run_dir: Path) -> None:
+    source = open_source(str(run_dir))
+    assert len(source.read().losses) == 10
+    metrics = run_dir / "metrics.jsonl"
+    kept = metrics.read_text().splitlines(keepends=True)[:5]
+    metrics.write_text("".join(kept))
+    assert len(source.read().losses) == 5
+    # Grown past its old length again between two looks, and back once more.
+    rows = [json.dumps(record(step, 1.0).as_metrics_row()) + "\n" for step in (60, 70, 20)]
+    with metrics.open("a") as stream:
+        stream.writelines(rows)
+    view = source.read()
+    assert (view.step, list(view.losses)[-1]) == (20, 1.0)
+    assert len(view.losses) == 3  # steps 10, 20 and 20 anew
+
+
+def test_the_live_view_redraws_on_a_terminal_and_ends_on_interrupt(run_dir: Path) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "sgt_ds", "top", str(run_dir), "--every", "0.2"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"}
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, env=environment)
+    os.close(slave)
+    seen = b""
+    deadline = time.monotonic() + 60
+    while seen.count(b"\x1b[H") < 3 and time.monotonic() < deadline:
+        if select.select([master], [], [], 1)[0]:
+            seen += os.read(master, 65536)
+    process.send_signal(2)
+    assert process.wait(20) == 0
+    os.close(master)
+    assert seen.count(b"\x1b[H") >= 3
+    assert "loops ×2".encode() in seen
+
+
+def test_a_sparkline_spans_its_range_and_marks_what_is_not_finite() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 80) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1, math.nan, 8], 80) == "▁·█"
+    assert sparkline([3, 3], 80) == "▅▅"
+    assert binned(list(range(100)), 4) == [12, 37, 62, 87]
+    assert sparkline([], 80) == ""
