@@ -2,20 +2,32 @@
 
 from sgt_ds.data.loader import GlobalOrder, Loader, validation_batches
 from sgt_ds.data.permutation import Permutation
+from sgt_ds.data.prepare import Preparation, Report, prepare
 from sgt_ds.data.token_set import (
     TokenSet,
     check_data,
     check_tokenizer_file,
     open_token_set,
 )
+from sgt_ds.data.tokenizer_training import TrainedTokenizer, train_tokenizer
+from sgt_ds.data.tokenizers import Tokenizer
+from sgt_ds.data.verification import inspect, verify
 
 __all__ = [
     "GlobalOrder",
     "Loader",
     "Permutation",
+    "Preparation",
+    "Report",
     "TokenSet",
+    "Tokenizer",
+    "TrainedTokenizer",
     "check_data",
     "check_tokenizer_file",
+    "inspect",
     "open_token_set",
+    "prepare",
+    "train_tokenizer",
     "validation_batches",
+    "verify",
 ]

@@ -56,7 +56,7 @@ class Permutation:
 
     def _rounds(self, indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         radix_a, radix_b = np.uint64(self._a), np.uint64(self._b)
-        a = indices // radix_b
+        a: npt.NDArray[np.uint64] = indices // radix_b
         b = indices - a * radix_b
         for turn in range(0, ROUNDS, 2):
             a += _below(_mixed(b, self._keys[turn]), radix_a)

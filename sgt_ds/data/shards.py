@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ class ShardWriter:
         self._tokenizer = bytes.fromhex(tokenizer_sha256)
         self._dtype = token_dtype(vocab_size)
         self._hash = xxhash.xxh3_128()
-        self._starts = [0]
+        self._starts = array("Q", [0])  # eight bytes each: there may be millions
         stream.write(bytes(HEADER_BYTES))
 
     @property

@@ -1,0 +1,157 @@
+"""`sgt-ds data`: prepare token shards, verify them, look into them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the commands."""
+    group = add_group(commands, "data", "Prepare token shards, verify them, look into them.")
+    _register_prepare(group)
+    parser = add_command(
+        group,
+        "verify",
+        "Read a prepared set and name every file that is missing, foreign, cut short or changed.",
+        "sgt-ds data verify shards/c4",
+        verify_set,
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="prepared set")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = add_command(
+        group,
+        "inspect",
+        "Show a prepared set's counts, document lengths and one decoded document.",
+        "sgt-ds data inspect shards/c4 --sample 17",
+        inspect_set,
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="prepared set")
+    parser.add_argument(
+        "--sample", type=int, default=0, metavar="N", help="document to decode (default: 0)"
+    )
+    parser.add_argument(
+        "--sample-tokens", type=int, default=200, metavar="N", help="tokens of it (default: 200)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _register_prepare(group: Subparsers[Parser]) -> None:
+    parser = add_command(
+        group,
+        "prepare",
+        "Turn C4 files into token shards; the same command goes on after an interruption.",
+        "sgt-ds data prepare 'c4/en/*.json.gz' --tokenizer tokenizer.json --out shards/c4",
+        prepare_set,
+    )
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="INPUT", help="files, globs or URLs (.json, .gz, .zst)")
+    add("--tokenizer", type=Path, required=True, metavar="FILE",
+        help="Hugging Face tokenizers JSON, or SentencePiece .model")  # fmt: skip
+    add("--out", type=Path, required=True, metavar="DIR", help="set to write")
+    add("--workers", type=int, default=0, metavar="N",
+        help="processes (default: one a core); mpirun -n N starts its own")  # fmt: skip
+    add("--holdout", type=float, default=0.0, metavar="SHARE",
+        help="share of the documents, by a hash of their text, for a second set")  # fmt: skip
+    add("--holdout-out", type=Path, metavar="DIR", help="where that second set goes")
+    add("--eos", metavar="TOKEN", help="token that ends a document, if the file does not tell")
+    add("--bos", action="store_true", help="put a BOS before each document too")
+    add("--special-tokens", action="store_true",
+        help="read special tokens spelt in a text as such (default: they are text)")  # fmt: skip
+    add("--max-document-bytes", type=int, default=4_000_000, metavar="B",
+        help="larger documents are damage (default: 4 MB; a tokenizer needs ~100 times this)")  # fmt: skip
+    add("--shard-tokens", type=int, default=1 << 28, metavar="N",
+        help="start a new shard after so many tokens of a file (default: 2^28)")  # fmt: skip
+    add("--on-error", choices=("stop", "skip"), default="stop",
+        help="at a damaged document or file: stop (default), or skip and list it")  # fmt: skip
+    add("--max-bad-fraction", type=float, default=0.001, metavar="F",
+        help="with skip: fail where more than this share is damaged (default: 0.001)")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")
+
+
+def prepare_set(options: argparse.Namespace) -> None:
+    """Prepare and report."""
+    from sgt_ds.data import Preparation, prepare
+    from sgt_ds.errors import UserError
+
+    for flag, value, good in (
+        ("--workers", options.workers, options.workers >= 0),
+        ("--holdout", options.holdout, 0 <= options.holdout < 1),
+        ("--max-document-bytes", options.max_document_bytes, options.max_document_bytes > 0),
+        ("--shard-tokens", options.shard_tokens, options.shard_tokens > 0),
+        ("--max-bad-fraction", options.max_bad_fraction, 0 <= options.max_bad_fraction <= 1),
+    ):
+        if not good:
+            raise UserError(flag, None, f"{value} is out of range; see sgt-ds data prepare --help")
+    report = prepare(
+        Preparation(
+            inputs=tuple(options.inputs),
+            tokenizer=options.tokenizer,
+            out=options.out,
+            workers=options.workers or len(os.sched_getaffinity(0)),
+            holdout=options.holdout,
+            holdout_out=options.holdout_out,
+            eos=options.eos,
+            bos=options.bos,
+            special_tokens=options.special_tokens,
+            max_document_bytes=options.max_document_bytes,
+            shard_tokens=options.shard_tokens,
+            on_error=options.on_error,
+            max_bad_fraction=options.max_bad_fraction,
+        )
+    )
+    if report is None:  # a rank other than the first
+        return
+    if options.json:
+        print_json(report.as_json())
+    else:
+        print(report.text())
+
+
+def verify_set(options: argparse.Namespace) -> int:
+    """Verify; exit status 2 where something is wrong."""
+    from sgt_ds.data import verify
+    from sgt_ds.errors import UserError
+
+    faults = verify(options.directory)
+    if options.json:
+        print_json({"path": str(options.directory), "good": not faults, "faults": faults})
+    elif not faults:
+        print(f"{options.directory}: good")
+    else:
+        print("\n".join(faults))
+    if faults:
+        raise UserError(
+            options.directory,
+            None,
+            f"{len(faults)} faults, first {faults[0]}; prepare the set again, or fetch those files",
+        )
+    return 0
+
+
+def inspect_set(options: argparse.Namespace) -> None:
+    """Show what a set holds."""
+    from sgt_ds.data import inspect
+
+    found = inspect(options.directory, sample=options.sample, sample_tokens=options.sample_tokens)
+    if options.json:
+        print_json(found)
+        return
+    tokenizer = found["tokenizer"]
+    print(f"{found['path']}: {found['documents']:,} documents in {found['shards']} shards")
+    print(
+        f"{found['tokens']:,} tokens ({found['dtype']}), "
+        f"{found['characters_per_token']:.2f} characters a token"
+    )
+    print(
+        f"tokenizer: {tokenizer['kind']}, {tokenizer['vocab_size']} ids, EOS {tokenizer['eos_id']}"
+    )
+    print("documents by length in tokens:")
+    most = max(row["documents"] for row in found["document_lengths"])
+    for row in found["document_lengths"]:
+        bar = "#" * round(40 * row["documents"] / most)
+        print(f"  {row['from']:>8}–{row['to']:<8} {row['documents']:>10,} {bar}")
+    print(f"document {found['sample']['document']}:\n{found['sample']['text']}")

@@ -1,0 +1,150 @@
+"""Input files: patterns to a list of files, local or remote (fsspec), and their bytes. No format."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+import xxhash
+
+from sgt_ds.data.decompress import Damage
+from sgt_ds.errors import UserError
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One file to read."""
+
+    location: str
+    """Path, or URL that fsspec knows."""
+    name: str
+    """Path below the directory that all inputs share: what manifests say."""
+    bytes: int
+    version: str
+    """Changes when the file does, at no cost to read: time of change, or the remote's own mark."""
+
+
+class HashingReader:
+    """A file's bytes, counted and hashed as they are read.
+
+    Raises, when made: Damage where the file cannot be opened or is no file.
+    """
+
+    def __init__(self, file: InputFile) -> None:
+        self._hash = xxhash.xxh3_128()
+        self.bytes = 0
+        try:
+            self._stream = _open(file.location)
+        except OSError as error:
+            reason = "not-a-file" if isinstance(error, IsADirectoryError) else "unreadable"
+            raise Damage(reason, error.strerror or str(error)) from None
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes."""
+        content = self._stream.read(size)
+        self._hash.update(content)
+        self.bytes += len(content)
+        return content
+
+    def hexdigest(self) -> str:
+        """XXH3-128 of the whole file; reads what is left of it (nobody may have wanted it)."""
+        while self.read(1 << 20):
+            pass
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def expand_inputs(patterns: Sequence[str]) -> list[InputFile]:
+    """Files that the patterns name: each pattern's in order of name, none twice.
+
+    A pattern is a path, a glob (`**` too) or a URL of fsspec's (`s3://…`, `https://…`).
+    Raises: UserError where a pattern names nothing.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for pattern in patterns:
+        matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern)
+        if not matches:
+            raise UserError(pattern, None, "no such file; check the path or the pattern")
+        for location, size, version in matches:
+            found.setdefault(location, (size, version))
+    names = _names(list(found))
+    return [
+        InputFile(location, names[location], size, version)
+        for location, (size, version) in found.items()
+    ]
+
+
+def _names(locations: list[str]) -> dict[str, str]:
+    parents = [PurePosixPath(location).parent for location in locations]
+    try:
+        root = os.path.commonpath(parents)
+    except ValueError:  # relative and absolute, or local and remote
+        return {location: location for location in locations}
+    return {location: str(PurePosixPath(location).relative_to(root)) for location in locations}
+
+
+def _local_matches(pattern: str) -> list[tuple[str, int, str]]:
+    # A file may be named like a pattern: the exact name wins.
+    # Path.glob takes no absolute pattern.
+    paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    matches = []
+    for path in paths:
+        try:
+            state = Path(path).stat()
+        except OSError:  # a dangling link: it is named when it is opened
+            matches.append((str(Path(path).absolute()), 0, ""))
+            continue
+        if "**" in pattern and stat.S_ISDIR(state.st_mode):
+            continue
+        matches.append((os.path.realpath(path), state.st_size, str(state.st_mtime_ns)))
+    return matches
+
+
+def _remote_matches(pattern: str) -> list[tuple[str, int, str]]:
+    filesystem, path = _filesystem(pattern)
+    try:
+        magic = any(character in path for character in "*?[") and "http" not in pattern[:4]
+        paths = sorted(filesystem.glob(path)) if magic else [path]
+        matches = []
+        for match in paths:
+            info = filesystem.info(match)
+            mark = next((str(info[key]) for key in ("ETag", "etag", "mtime") if key in info), "")
+            location = filesystem.unstrip_protocol(match)
+            matches.append((location, int(info.get("size") or 0), mark))
+        return matches
+    except FileNotFoundError:
+        return []
+    except Exception as error:  # each remote has its own kinds of error
+        raise UserError(pattern, None, f"cannot be listed ({error}); check the address") from None
+
+
+def _filesystem(location: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(location))
+    except (ImportError, ValueError) as error:
+        raise UserError(location, None, f"needs another package: {error}") from None
+
+
+def _open(location: str) -> IO[bytes]:
+    if "://" in location:
+        filesystem, path = _filesystem(location)
+        try:
+            return cast("IO[bytes]", filesystem.open(path, "rb"))
+        except OSError:
+            raise
+        except Exception as error:  # each remote has its own kinds of error
+            raise OSError(str(error)) from None
+    # A named pipe would block for ever.
+    if not stat.S_ISREG(Path(location).stat().st_mode):
+        raise IsADirectoryError("is a directory or a device, not a file")
+    return Path(location).open("rb")
