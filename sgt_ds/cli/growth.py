@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +192,9 @@ def diff(options: argparse.Namespace) -> None:
             {
                 "settings": {key: list(pair) for key, pair in found.settings.items()},
                 "statistics_step": found.statistics_step,
-                "largest_difference": found.largest_difference,
+                "largest_difference": found.largest_difference
+                if math.isfinite(found.largest_difference)
+                else None,
                 "step": None if parting is None else parting.step,
                 "cause": None if parting is None else parting.cause,
                 "decisions": None

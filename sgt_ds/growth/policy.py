@@ -5,21 +5,19 @@ A policy is pure: equal arguments, equal decisions. It knows no model and no pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sgt_ds.config import Entry, GrowthConfig, ModelConfig
 from sgt_ds.errors import UserError
 from sgt_ds.growth.decision import Decision, Phase
-from sgt_ds.growth.entropy_loops import high_entropy_loop, low_entropy_loop
-from sgt_ds.growth.sgt import SparseGrowing
 from sgt_ds.growth.state import State
-from sgt_ds.growth.static import attention_loop, block_loop
 from sgt_ds.growth.statistics import Entropy
-from sgt_ds.growth.vanilla import vanilla
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Which loops a model has, step by step."""
 
@@ -43,14 +41,15 @@ class Policy(Protocol):
         ...
 
 
-POLICIES: Mapping[str, Callable[[GrowthConfig, ModelConfig], Policy]] = MappingProxyType(
+# Where each method's policy is made: module of this room and callable (growth, model) -> Policy.
+POLICIES: Mapping[str, str] = MappingProxyType(
     {
-        "vanilla": vanilla,
-        "block_loop": block_loop,
-        "attention_loop": attention_loop,
-        "high_entropy_loop": high_entropy_loop,
-        "low_entropy_loop": low_entropy_loop,
-        "sgt": SparseGrowing,
+        "vanilla": "vanilla.vanilla",
+        "block_loop": "static.block_loop",
+        "attention_loop": "static.attention_loop",
+        "high_entropy_loop": "entropy_loops.high_entropy_loop",
+        "low_entropy_loop": "entropy_loops.low_entropy_loop",
+        "sgt": "sgt.SparseGrowing",
     }
 )
 
@@ -62,4 +61,7 @@ def build_policy(method: str, growth: GrowthConfig, model: ModelConfig) -> Polic
     """
     if method not in POLICIES:
         raise UserError("configuration", "method", f"'{method}' is none of {', '.join(POLICIES)}")
-    return POLICIES[method](growth, model)
+    module, _, factory = POLICIES[method].partition(".")
+    make = getattr(importlib.import_module(f"sgt_ds.growth.{module}"), factory)
+    policy: Policy = make(growth, model)
+    return policy
