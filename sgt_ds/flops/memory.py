@@ -1,8 +1,8 @@
 """How much memory one rank needs at its peak. An estimate: knows shapes, ZeRO and what is kept.
 
-The peak is taken at the start of the backward pass, when all activations are held. The counts of
-activations follow the model's own code and were fitted to what a GPU allocated for it; the counts
-of parameters, gradients and optimizer follow DeepSpeed's ZeRO optimizers. See docs/flops.md.
+Two moments are compared, both with all activations held: the loss, with its logits, and the first
+block that is run backwards, with its working set and ZeRO's gradient buffers. The counts follow the
+model's own code and DeepSpeed's ZeRO optimizers; both were held against a GPU. See docs/flops.md.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from sgt_ds.growth import Passes
 
 ZeroStage = Literal[0, 1, 2]
 
-DEFAULT_BUCKET = 500_000_000
-"""DeepSpeed's `reduce_bucket_size`, in elements."""
+LOGITS_AT_A_TIME = 1 << 28
+"""Above so many the loss is computed in chunks of so many logits: `sgt_ds.model.loss`."""
+
+DEEPSPEED_BUCKET = 500_000_000
+"""`reduce_bucket_size` where a DeepSpeed file leaves it out, in elements."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,9 @@ class Layout:
     """Blocks and loss compiled: neighbouring element-wise work keeps no intermediate."""
     activation_checkpointing: bool = False
     """Only each block's input is kept."""
-    reduce_bucket_size: int = DEFAULT_BUCKET
-    """Elements of one gradient bucket of ZeRO-2."""
-    overlap_comm: bool = False
+    reduce_bucket_size: int = 50_000_000
+    """Elements of one gradient bucket of ZeRO-2; by default as in ds_configs/zero2_bf16.json."""
+    overlap_comm: bool = True
     """Two buckets instead of one."""
 
 
@@ -69,59 +72,77 @@ def memory_per_rank(
     layout: Layout,
     passes: Iterable[Mapping[int, Passes]] = ({},),
 ) -> Memory:
-    """Peak memory of one rank in training.
+    """Peak memory of one rank in training: the parts as they are at the peak.
 
     `passes`: what the layers run in the different parts of the run; the most demanding counts.
     """
+    moments = (moment for own in passes for moment in _moments(model, sequence_length, layout, own))
+    return max(moments, key=lambda memory: memory.total)
+
+
+def _moments(
+    model: ModelConfig, sequence_length: int, layout: Layout, passes: Mapping[int, Passes]
+) -> tuple[Memory, Memory]:
+    """Memory at the loss, and where the first block is run backwards."""
+    width, vocabulary = model.hidden_size, model.padded_vocab_size
     size = 2 if layout.precision == "bf16" else 4
-    # Padding rows of both embeddings are parameters like any other here.
-    padding = 2 * (model.padded_vocab_size - model.vocab_size) * model.hidden_size
-    parameters = parameter_count(model) + padding
-    gradients, optimizer = _training_state(parameters, size, layout)
     tokens = layout.micro_batch_size * sequence_length
-    # Compiled, the loss turns its logits into their gradients in place; eager, the float32
-    # log-probabilities, their gradient and the gradient of the logits stand side by side.
-    logits = (size if layout.compiled else 12) * model.padded_vocab_size
-    activations = max(_activations(model, size, layout, own, logits) for own in passes)
-    return Memory(
-        parameters=parameters * size,
-        gradients=gradients,
-        optimizer=optimizer,
-        activations=activations * tokens,
-        logits=logits * tokens,
+    # Padding rows of both embeddings are parameters like any other here.
+    parameters = parameter_count(model) + 2 * (vocabulary - model.vocab_size) * width
+    optimizer, accumulated, reduced = _training_state(parameters, size, layout)
+    held, working = _activations(model, size, layout, passes)
+    chunk = max(1, LOGITS_AT_A_TIME // vocabulary)
+    if tokens <= chunk:
+        # Compiled, the logits turn into their gradients in place; eager, the float32
+        # log-probabilities, their gradient and the logits' gradient stand side by side.
+        logits = (size if layout.compiled else 12) * vocabulary * tokens
+        gradients_at_loss, copies = reduced, 1
+    else:
+        # One chunk of logits with their gradients, and the output matrix's gradient in float32,
+        # old and new. All of it in the forward pass, before ZeRO has its buffers.
+        logits = (2 * size if layout.compiled else 20) * vocabulary * chunk
+        logits += 8 * vocabulary * width
+        gradients_at_loss, copies = accumulated, 2
+    # What the loss leaves behind: gradients of the last hidden state and of the output matrix.
+    left = size * width * (tokens + copies * vocabulary)
+    weights, kept = parameters * size, held * tokens
+    return (
+        Memory(weights, gradients_at_loss, optimizer, kept, logits),
+        Memory(weights, reduced, optimizer, kept + working * tokens, left),
     )
 
 
-def _training_state(parameters: int, size: int, layout: Layout) -> tuple[int, int]:
-    """Bytes of gradients and of optimizer state."""
+def _training_state(parameters: int, size: int, layout: Layout) -> tuple[int, int, int]:
+    """Bytes of the optimizer's state, and of gradients: between two passes, and in a backward one."""
     share = -(-parameters // layout.world_size)
     if layout.zero_stage == 0:
         # Plain data parallelism: in fp32 the weights themselves are what Adam updates.
-        return parameters * size, parameters * (8 if size == 4 else 12)
+        gradients = parameters * size
+        return parameters * (8 if size == 4 else 12), gradients, gradients
     # Float32 master weights and two moments, each rank its share.
     optimizer = 12 * share
-    if layout.zero_stage == 1:
-        return 4 * parameters, optimizer
-    buckets = 2 if layout.overlap_comm else 1
-    return 4 * share + buckets * layout.reduce_bucket_size * size, optimizer
+    buckets = (2 if layout.overlap_comm else 1) * layout.reduce_bucket_size * size
+    if layout.zero_stage == 1 and size == 2:
+        # A full float32 sum, to which the gradients of a backward pass are added at its end.
+        return optimizer, 4 * parameters, 6 * parameters
+    # In fp32 ZeRO reduces into a copy of the share before adding it up.
+    copy = 4 * share if size == 4 else 0
+    accumulated = 4 * (parameters if layout.zero_stage == 1 else share)
+    return optimizer, accumulated, accumulated + copy + buckets
 
 
 def _activations(
-    model: ModelConfig, size: int, layout: Layout, passes: Mapping[int, Passes], logits: int
-) -> int:
-    """Bytes of one token at the peak, beside its logits."""
+    model: ModelConfig, size: int, layout: Layout, passes: Mapping[int, Passes]
+) -> tuple[int, int]:
+    """Bytes of one token: held after the forward pass, and more while a block runs backwards."""
     width = model.hidden_size
     blocks = [_block(model, size, layout.compiled, passes.get(n)) for n in range(model.num_layers)]
     last_norm = _norm(width, size, layout.compiled)
-    # Gradient of both halves of the SwiGLU while one block is run backwards.
+    # Gradients of both halves of the SwiGLU.
     working = 2 * model.intermediate_size * size
     if layout.activation_checkpointing:
-        held = model.num_layers * width * size + last_norm
-        working += max(blocks)
-    else:
-        held = sum(blocks) + last_norm
-    # The logits are gone by the time at which a block is run backwards.
-    return held + max(0, working - logits)
+        return model.num_layers * width * size + last_norm, working + max(blocks)
+    return sum(blocks) + last_norm, working
 
 
 def _block(model: ModelConfig, size: int, compiled: bool, own: Passes | None) -> int:

@@ -19,7 +19,7 @@ from sgt_ds.config import (
     resolve_deepspeed,
 )
 from sgt_ds.errors import UserError
-from sgt_ds.flops.memory import Layout
+from sgt_ds.flops.memory import DEEPSPEED_BUCKET, Layout
 from sgt_ds.growth import read_journal
 
 PAPER_PRESET = "573m"
@@ -79,8 +79,9 @@ def layout_of_run(config: RunConfig, world_size: int, config_file: str | Path) -
     """
     deepspeed = resolve_deepspeed(config, world_size, config_file)
     zero = deepspeed.get("zero_optimization", {})
-    # "auto" and absence both leave DeepSpeed's own default.
     bucket = zero.get("reduce_bucket_size")
+    # "auto" and absence both leave DeepSpeed's own default.
+    elements = int(bucket) if isinstance(bucket, int | float) else DEEPSPEED_BUCKET
     return Layout(
         world_size=world_size,
         micro_batch_size=config.training.micro_batch_size,
@@ -88,8 +89,6 @@ def layout_of_run(config: RunConfig, world_size: int, config_file: str | Path) -
         precision="fp32" if precision_of(deepspeed) == "fp32" else "bf16",
         compiled=config.training.compile,
         activation_checkpointing=config.training.activation_checkpointing,
-        reduce_bucket_size=int(bucket)
-        if isinstance(bucket, int | float)
-        else Layout.reduce_bucket_size,
+        reduce_bucket_size=elements,
         overlap_comm=zero.get("overlap_comm") is True,
     )
