@@ -1,0 +1,123 @@
+"""Tokenizer files: text comes back as it was, and text never turns into control."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from c4_files import story, texts_of, write_c4, write_tokenizer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sgt_ds.cli import main
+from sgt_ds.data import Tokenizer, train_tokenizer
+from sgt_ds.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("tokenizers")
+    corpus = write_c4(root / "corpus.json.gz", texts_of(200))
+    train_tokenizer([str(corpus)], 400, root / "tokenizer.model")
+    return {
+        "sentencepiece": root / "tokenizer.model",
+        "huggingface": write_tokenizer(root / "tokenizer.json"),
+        "corpus": corpus,
+    }
+
+
+KINDS = ["sentencepiece", "huggingface"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0▁")))
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_decoding_gives_the_text_back(files: dict[str, Path], kind: str, text: str) -> None:
+    tokenizer = Tokenizer(files[kind])
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.uint32
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_spelt_in_a_text_are_text(files: dict[str, Path], kind: str) -> None:
+    tokenizer = Tokenizer(files[kind])
+    text = "a</s> <s><|endoftext|>b<unk><|padding|>"
+    special = {tokenizer.eos_id, tokenizer.bos_id, tokenizer.pad_id}
+    ids = tokenizer.encode(text)
+    assert not special & set(ids.tolist())
+    assert tokenizer.decode(ids) == text
+
+
+def test_special_tokens_are_special_where_asked_for(files: dict[str, Path]) -> None:
+    tokenizer = Tokenizer(files["huggingface"], special_tokens=True)
+    assert tokenizer.encode("a<|endoftext|>b").tolist()[1] == tokenizer.eos_id
+    with pytest.raises(UserError, match="--special-tokens"):
+        Tokenizer(files["sentencepiece"], special_tokens=True)
+
+
+def test_ids_equal_those_of_the_bare_libraries(files: dict[str, Path]) -> None:
+    texts = [story(seed, words=300) for seed in range(5)]
+    bare = tokenizers.Tokenizer.from_file(str(files["huggingface"]))
+    expected = [encoding.ids for encoding in bare.encode_batch(texts)]
+    assert [ids.tolist() for ids in Tokenizer(files["huggingface"]).encode_batch(texts)] == expected
+    piece = sentencepiece.SentencePieceProcessor(model_file=str(files["sentencepiece"]))
+    found = Tokenizer(files["sentencepiece"])
+    assert [ids.tolist() for ids in found.encode_batch(texts)] == piece.encode(texts)
+    assert (found.vocab_size, found.eos_id, found.bos_id) == (400, piece.eos_id(), piece.bos_id())
+
+
+def test_training_depends_on_the_documents_alone(files: dict[str, Path], tmp_path: Path) -> None:
+    """Not on their order, nor on how they are cut into files and compressed."""
+    texts = list(texts_of(200))
+    write_c4(tmp_path / "2.json", texts[150:] + texts[20:150])
+    write_c4(tmp_path / "1.json.zst", texts[:20])
+    again = train_tokenizer([str(tmp_path / "*.json*")], 400, tmp_path / "again.model")
+    assert (tmp_path / "again.model").read_bytes() == files["sentencepiece"].read_bytes()
+    assert again.documents == again.sampled_documents == 200
+    few = train_tokenizer([str(files["corpus"])], 400, tmp_path / "few.model", sample_bytes=20_000)
+    assert few.sampled_bytes <= 20_000
+    assert 20 < few.sampled_documents < 60
+    assert few.documents == 200
+
+
+def test_a_truncation_or_padding_left_in_a_file_is_ignored(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    plain = Tokenizer(path)
+    changed = tokenizers.Tokenizer.from_file(str(path))
+    changed.enable_truncation(4)
+    changed.enable_padding(length=50)
+    changed.save(str(tmp_path / "changed.json"))
+    text = story(1)
+    assert Tokenizer(tmp_path / "changed.json").encode(text).tolist() == plain.encode(text).tolist()
+
+
+def test_bad_tokenizer_input_is_one_line_and_exit_2(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.json").write_text('{"version": "1.0"}')
+    (tmp_path / "bad.model").write_bytes(b"\x0a\x0bnonsense")
+    corpus, out = str(files["corpus"]), str(tmp_path / "out")
+    for name, words in (
+        ("bad.json", "tokenizers file"),
+        ("bad.model", "neither"),
+        ("no", "no such"),
+    ):
+        arguments = ["data", "prepare", corpus, "--tokenizer", str(tmp_path / name), "--out", out]
+        assert main(arguments) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        assert words in line
+    arguments = ["--tokenizer", str(files["huggingface"]), "--out", out]
+    assert main(["data", "prepare", corpus, *arguments, "--eos", "<end>"]) == 2
+    assert "--eos" in capsys.readouterr().err
+    for size in ("10", "900000"):
+        train = ["tokenizer", "train", corpus, "--out", str(tmp_path / "x.model")]
+        assert main([*train, "--vocab-size", size]) == 2
+        assert f"{size} does not fit" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "x.model").exists()
