@@ -78,16 +78,22 @@ def test_document_page_that_shows_other_numbers_than_the_command() -> None:
     assert table() in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("method", ["sgt", "high_entropy_loop", "block_loop"])
+@pytest.mark.parametrize(
+    ("method", "count", "k_max"),
+    # One layer, one deep: its window of all heads ends where nothing is decided.
+    [("sgt", 2, 2), ("sgt", 1, 1), ("high_entropy_loop", 2, 2), ("block_loop", 2, 2)],
+)
 @pytest.mark.parametrize("entry", ["decay", "none", "ramp"])
-def test_plan_that_counts_other_updates_than_training_does(method: str, entry: str) -> None:
+def test_plan_that_counts_other_updates_than_training_does(
+    method: str, count: int, k_max: int, entry: str
+) -> None:
     """Summed update by update, as the trainer does it: decide at t, act from update t + 1 on."""
     model = PRESETS["tiny"]
     flags = (*TINY, *WINDOWS, "--method", method, "--entry", entry, "--stages", "3,1")
-    document = planned(*flags)
-    layers: Any = 2 if method == "sgt" else [1, 2]
+    document = planned(*flags, "--layers", str(count), "--k-max", str(k_max))
+    layers: Any = count if method == "sgt" else [1, 2]
     growth = GrowthConfig(
-        k_max=2, layers=layers, heads=2, t_start=20, interval=10, entry=entry, stages=[3, 1]
+        k_max=k_max, layers=layers, heads=2, t_start=20, interval=10, entry=entry, stages=[3, 1]
     )
     policy = build_policy(method, growth, model)
     changes = {event["step"] for event in document["events"]}
