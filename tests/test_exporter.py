@@ -314,6 +314,28 @@ def test_a_hundred_scrapers_at_once_are_all_answered(start: Start) -> None:
     assert answers == [7] * 100
 
 
+def test_publishing_costs_no_more_than_a_thousandth_of_a_short_step(start: Start) -> None:
+    exporter = start()
+    value_of_step = record(1)
+    rounds = []
+    for _ in range(5):
+        begun = time.thread_time()  # of this thread: other processes do not count
+        for step in range(500):
+            exporter.observe_step(step, 0.05, 1.0)
+            exporter.publish(value_of_step)
+        rounds.append((time.thread_time() - begun) / 500)
+    assert min(rounds) < 0.001 * 0.05
+
+
+def test_an_ipv6_address_can_be_served(start: Start) -> None:
+    try:
+        exporter = start(TelemetryConfig(host="::1", port=free_port()))
+    except UserError:
+        pytest.skip("no IPv6 on this machine")
+    with urllib.request.urlopen(f"http://[::1]:{exporter.port}/health", timeout=5) as answer:
+        assert answer.read() == b"ok\n"
+
+
 def test_a_failing_publication_is_told_once_and_training_goes_on(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
