@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from sgt_ds.config import ModelConfig
-from sgt_ds.growth.entry import Passes
+from sgt_ds.growth import Passes
 from sgt_ds.model import Output, Transformer, loop_inputs
 
 CONFIG = ModelConfig(hidden_size=32, intermediate_size=48, num_layers=4, num_heads=4, vocab_size=64)

@@ -119,7 +119,7 @@ def test_entropy_is_that_of_the_main_pass_and_of_every_head() -> None:
     model = Transformer(config, seed=1)
     with torch.no_grad():
         model.blocks[0].qkv.weight.mul_(30)
-    from sgt_ds.growth.entry import Passes
+    from sgt_ds.growth import Passes
     from sgt_ds.model import loop_inputs
 
     tokens = torch.randint(64, (4, 20), generator=torch.Generator().manual_seed(2))

@@ -7,6 +7,7 @@ import torch
 
 from sgt_ds.config import PRESETS, ModelConfig
 from sgt_ds.model import Transformer, from_llama_names, to_llama_names
+from sgt_ds.model.loss import chunked_next_token_loss, loss_chunk
 
 transformers = pytest.importorskip("transformers")
 
@@ -105,3 +106,28 @@ def test_an_engine_that_casts_the_module_casts_the_angles() -> None:
     half = model.config.head_size // 2
     assert torch.equal(cos, stock_cos[0, :, :half])
     assert torch.equal(sin, stock_sin[0, :, :half])
+
+
+def test_a_loss_in_chunks_differs_from_the_whole() -> None:
+    generator = torch.Generator().manual_seed(3)
+    states = torch.randn(2, 25, 12, generator=generator, dtype=torch.float64)
+    weights = torch.randn(12, generator=generator, dtype=torch.float64)
+    matrix = torch.randn(40, 12, generator=generator, dtype=torch.float64)
+    targets = torch.randint(40, (2, 25), generator=generator)
+
+    def run(chunks: int) -> list[torch.Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (states, weights, matrix)]
+        if not chunks:  # by torch alone
+            hidden = torch.nn.functional.rms_norm(leaves[0], (12,), leaves[1], 1e-6)
+            logits = (hidden @ leaves[2].T).flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, targets.flatten())
+        else:
+            loss = chunked_next_token_loss(*leaves, targets, 1e-6, chunks, loss_chunk)
+            with torch.no_grad():
+                evaluated = chunked_next_token_loss(*leaves, targets, 1e-6, chunks, loss_chunk)
+            assert abs(evaluated - loss) <= 1e-12
+        (3.0 * loss).backward()
+        return [loss, *(leaf.grad for leaf in leaves)]
+
+    for one, other in zip(run(7), run(0), strict=True):  # 50 tokens: chunks of 7 and 8
+        assert (one - other).abs().max() <= 1e-12

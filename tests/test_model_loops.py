@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sgt_ds.config import ModelConfig
-from sgt_ds.growth.entry import Passes
+from sgt_ds.growth import Passes
 from sgt_ds.model import Transformer, loop_inputs
 
 CONFIG = ModelConfig(hidden_size=32, intermediate_size=40, num_layers=4, num_heads=4, vocab_size=60)

@@ -19,6 +19,7 @@ VERBS = (
     "stop",
     "top",
     "monitor",
+    "bench",
     "growth",
     "checkpoint",
     "convert",

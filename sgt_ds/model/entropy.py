@@ -39,7 +39,7 @@ def entropy_of_weights(weights: Tensor, lengths: Tensor | int) -> Tensor:
     Returns float32 (sequences, heads) in [0, 1]; NaN where a weight is, and where a row has fewer
     than two keys: log 1 = 0 normalises nothing, and `entropy_sums` leaves such rows out.
     """
-    entropy = torch.special.entr(weights.float()).sum(-1)
+    entropy: Tensor = torch.special.entr(weights.float()).sum(-1)
     if isinstance(lengths, int):
         if lengths < 2:
             return torch.full_like(entropy, math.nan)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sgt_ds.growth.entry import Passes
-from sgt_ds.growth.state import Scope
+from sgt_ds.growth import Passes, Scope
 
 
 class LoopInputs(NamedTuple):

@@ -1,12 +1,22 @@
-"""Next-token loss from the last hidden states. Knows no block."""
+"""Next-token loss from the last hidden states, without all logits at once. Knows no block."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sgt_ds.model.norm import rms_norm
+
+# Logits that exist at a time: half a GiB in bfloat16. With the paper's vocabulary that is 5,300
+# tokens, enough to fill a GPU with one product.
+CHUNK_ELEMENTS = 1 << 28
+
+Chunk: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def logits_of(x: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
@@ -23,3 +33,91 @@ def next_token_loss(x: Tensor, norm: Tensor, head: Tensor, targets: Tensor, eps:
     logits = logits_of(x, norm, head, eps).flatten(0, 1)
     precise = torch.promote_types(logits.dtype, torch.float32)
     return F.cross_entropy(logits.to(precise), targets.flatten())
+
+
+def chunks_for(tokens: int, vocabulary: int) -> int:
+    """Into how many chunks a micro-batch of `tokens` is cut."""
+    return -(-tokens * vocabulary // CHUNK_ELEMENTS)
+
+
+def chunked_next_token_loss(
+    x: Tensor,
+    norm: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    eps: float,
+    chunks: int,
+    chunk: Chunk,
+) -> Tensor:
+    """`next_token_loss` with the logits of one of `chunks` chunks in memory at a time.
+
+    `chunk`: `loss_chunk`, or a compiled one; what differs between chunks is tensors alone.
+    """
+    hidden, matrix = rms_norm(x, norm, eps).flatten(0, 1), head.to(x.dtype)
+    wanted = targets.flatten()
+    if not torch.is_grad_enabled():
+        sums = [
+            F.cross_entropy(
+                logits.to(torch.promote_types(x.dtype, torch.float32)), own, reduction="sum"
+            )
+            for part, own in _split(hidden, wanted, chunks)
+            for logits in (F.linear(part, matrix),)
+        ]
+        return torch.stack(sums).sum() / len(hidden)
+    apply = cast(Callable[..., Tensor], _ChunkedLoss.apply)
+    return apply(hidden, matrix, wanted, chunks, chunk)
+
+
+def loss_chunk(hidden: Tensor, matrix: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed cross-entropy of some tokens and its gradients.
+
+    `hidden`: floating (tokens, d); `matrix`: (vocabulary, d); `wanted`: int64 (tokens,).
+    Returns the sum in at least float32, and gradients like `hidden` and like `matrix`.
+    """
+    logits = F.linear(hidden, matrix)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_norm = logits.logsumexp(-1, keepdim=True)
+    loss = (log_norm - logits.gather(1, wanted[:, None])).sum()
+    columns = torch.arange(matrix.shape[0], device=hidden.device)
+    off = (logits - log_norm).exp() - (columns == wanted[:, None]).to(logits.dtype)
+    gradient = off.to(hidden.dtype)
+    return loss, gradient @ matrix, gradient.T @ hidden
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Mean cross-entropy whose gradients are taken in the forward pass, chunk by chunk.
+
+    The loss is the last thing that the model computes, so its gradients are known up to one factor
+    once the logits are: nothing has to be kept or computed twice. Same products as without chunks.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, hidden: Tensor, matrix: Tensor, wanted: Tensor, chunks: int, chunk: Chunk
+    ) -> Tensor:
+        precise = torch.promote_types(hidden.dtype, torch.float32)
+        total = torch.zeros((), dtype=precise, device=hidden.device)
+        # Added up over chunks in float32: bfloat16 would lose what a late chunk brings.
+        matrix_gradient = torch.zeros_like(matrix, dtype=precise)
+        hidden_gradients = []
+        for part, own in _split(hidden, wanted, chunks):
+            loss, of_hidden, of_matrix = chunk(part, matrix, own)
+            total += loss
+            hidden_gradients.append(of_hidden)
+            matrix_gradient += of_matrix
+        context.save_for_backward(
+            torch.cat(hidden_gradients) / len(hidden),
+            (matrix_gradient / len(hidden)).to(matrix.dtype),
+        )
+        return total / len(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_gradient, matrix_gradient = context.saved_tensors
+        factor = factor.to(hidden_gradient.dtype)
+        return hidden_gradient * factor, matrix_gradient * factor, None, None, None
+
+
+def _split(hidden: Tensor, wanted: Tensor, chunks: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.tensor_split(hidden, chunks), torch.tensor_split(wanted, chunks), strict=True)

@@ -6,6 +6,7 @@ Knows no schedule: what loops is an input of the pass. Holds no state but its we
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -16,7 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from sgt_ds.config import ModelConfig
 from sgt_ds.model.block import BlockWeights, block
 from sgt_ds.model.loops import LoopInputs
-from sgt_ds.model.loss import logits_of, next_token_loss
+from sgt_ds.model.loss import (
+    chunked_next_token_loss,
+    chunks_for,
+    logits_of,
+    loss_chunk,
+    next_token_loss,
+)
 from sgt_ds.model.rope import RotaryTables
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -76,7 +83,8 @@ class Transformer(nn.Module):
     """LLaMA-style decoder whose layers can loop.
 
     `seed`: of the initial weights, which depend on it and on the shape alone.
-    `compile_blocks`: compile each kind of block, and the loss, with torch.compile.
+    `compile_blocks`: compile each kind of block, and the loss, with torch.compile; may be changed
+    between two passes.
     `activation_checkpointing`: recompute each block in the backward pass.
     """
 
@@ -90,14 +98,13 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.compile_blocks = compile_blocks
         self.activation_checkpointing = activation_checkpointing
         self.embedding = Weight(config.padded_vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = Weight(config.hidden_size)
         self.lm_head = Weight(config.padded_vocab_size, config.hidden_size)
         self._rope = RotaryTables(config.head_size, config.rope_theta)
-        self._block = _compiled(block) if compile_blocks else block
-        self._loss = _compiled(next_token_loss) if compile_blocks else next_token_loss
         self._initialise(seed)
 
     def forward(
@@ -116,6 +123,7 @@ class Transformer(nn.Module):
         cos, sin = self._rope.at(input_ids.shape[1], input_ids.device)
         x = F.embedding(input_ids, self.embedding.weight)
         eps, loops = self.config.rms_norm_eps, loops or {}
+        run_block = _compiled(block) if self.compile_blocks else block
         entropies: list[Tensor] = []
         for layer, module in enumerate(self.blocks):
             weights = cast(Block, module).weights()
@@ -124,17 +132,27 @@ class Transformer(nn.Module):
                 # There is no dropout, so no random state to bring back; the entropies are those
                 # of the first run, what the second computes is dropped.
                 x, sums = checkpoint(
-                    self._block, *arguments, use_reentrant=False, preserve_rng_state=False
+                    run_block, *arguments, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                x, sums = self._block(*arguments)
+                x, sums = run_block(*arguments)
             if sums is not None:
                 entropies.append(sums)
         entropy = torch.stack(entropies) if measure else None
-        norm, head = self.norm.weight, self.lm_head.weight
         if targets is None:
-            return Output(None, logits_of(x, norm, head, eps), entropy)
-        return Output(self._loss(x, norm, head, targets, eps), None, entropy)
+            logits = logits_of(x, self.norm.weight, self.lm_head.weight, eps)
+            return Output(None, logits, entropy)
+        return Output(self._loss_of(x, targets), None, entropy)
+
+    def _loss_of(self, x: Tensor, targets: Tensor) -> Tensor:
+        compiled = self.compile_blocks
+        norm, head, eps = self.norm.weight, self.lm_head.weight, self.config.rms_norm_eps
+        chunks = chunks_for(targets.numel(), self.config.padded_vocab_size)
+        if chunks > 1:
+            chunk = _compiled(loss_chunk) if compiled else loss_chunk
+            return chunked_next_token_loss(x, norm, head, targets, eps, chunks, chunk)
+        whole = _compiled(next_token_loss) if compiled else next_token_loss
+        return whole(x, norm, head, targets, eps)
 
     def _initialise(self, seed: int) -> None:
         """Matrices from one seeded CPU generator in the order of their names' definition; norms 1."""
@@ -145,6 +163,7 @@ class Transformer(nn.Module):
                 nn.init.trunc_normal_(parameter, 0.0, std, -3 * std, 3 * std, generator=generator)
 
 
+@cache
 def _compiled(function: Function) -> Function:
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, MAX_GRAPHS)
