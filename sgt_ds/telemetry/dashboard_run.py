@@ -214,7 +214,8 @@ RUN_DASHBOARD = Dashboard(
     description="One training run: how it learns, how it grows, what that costs.",
     rows=(_NOW, _LEARNING, _GROWTH, _COST, _RANK_ROW),
     variables=(
-        ("run", "label_values(sgt_run_info, run)"),
+        # Not from sgt_run_info: it brings the run's own name, all else carries the target's.
+        ("run", "label_values(sgt_rank_step, run)"),
         ("host", 'label_values(up{run=~"$run"}, host)'),
         ("rank", 'label_values(up{run=~"$run", host=~"$host"}, rank)'),
     ),
