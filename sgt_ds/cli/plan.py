@@ -102,9 +102,7 @@ def _add_layout_flags(parser: Parser) -> None:
     layout.add_argument("--micro-batch-size", type=_count, help="sequences of one forward pass")
     layout.add_argument("--zero-stage", type=int, choices=(0, 1, 2), help="default: 2")
     layout.add_argument("--precision", choices=("bf16", "fp32"), help="default: bf16")
-    layout.add_argument(
-        "--reduce-bucket-size", type=_count, help="elements (default: DeepSpeed's 500,000,000)"
-    )
+    layout.add_argument("--reduce-bucket-size", type=_count, help="elements (default: 50,000,000)")
     layout.add_argument(
         "--activation-checkpointing",
         action=argparse.BooleanOptionalAction,

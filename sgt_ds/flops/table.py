@@ -105,5 +105,6 @@ def _memory(memory: Memory, plan: Plan) -> Iterator[str]:
         f"memory of one of {layout.world_size} ranks at its peak (ZeRO-{layout.zero_stage}, "
         f"{layout.precision}, micro-batch {layout.micro_batch_size}, activations {kept})"
     )
+    unit, bytes_of_unit = ("GiB", 2**30) if memory.total >= 2**30 else ("MiB", 2**20)
     for name, size in memory.as_json().items():
-        yield f"  {name:<12} {size / 2**30:>9.2f} GiB"
+        yield f"  {name:<12} {size / bytes_of_unit:>9.2f} {unit}"
