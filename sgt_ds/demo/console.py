@@ -40,6 +40,13 @@ class Console:
         """A fact about the step under way."""
         self.line(f"  {text}")
 
+    def table(self, *rows: tuple[str, object]) -> None:
+        """Names and what they stand for, in two columns."""
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            self.line(f"  {name:<{width}}  {value}")
+        self.line("")
+
     def line(self, text: str) -> None:
         """A line that stays."""
         if self._unfinished:

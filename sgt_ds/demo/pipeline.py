@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sgt_ds.checkpoints import LATEST_NAME, read_latest
 from sgt_ds.config import RunLayout
 from sgt_ds.demo import sample, speak, stories
 from sgt_ds.demo.console import Console
@@ -84,7 +86,9 @@ class Demo:
             self.ledger.finish("tokenizer", key, [settings.tokenizer])
         key = key_of("tokens", self.ledger.digests("tokenizer"), key)
         if not self._reused("tokens", key, settings.shards):
-            shutil.rmtree(settings.shards, ignore_errors=True)
+            if self.ledger.started_with("tokens") != key:  # else `prepare` goes on
+                shutil.rmtree(settings.shards, ignore_errors=True)
+            self.ledger.begin("tokens", key)
             with self._timed():
                 for name in ("train", "validation"):
                     self._command("data", "prepare", str(settings.corpus / f"{name}.*"),
@@ -115,7 +119,7 @@ class Demo:
         ledger.begin("train", key)
         with self._timed():
             seen = train(console, settings, self.config)
-        files = [layout.config, layout.metrics, layout.journal, layout.checkpoints / "latest"]
+        files = [layout.config, layout.metrics, layout.journal, layout.checkpoints / LATEST_NAME]
         ledger.finish("train", key, files, scrape=None if seen is None else str(seen))
 
     def convert(self) -> None:
@@ -131,9 +135,7 @@ class Demo:
             self.ledger.finish("convert", key, sorted(settings.export.glob("*.safetensors")))
         spoken = settings.work_dir / "continuations.txt"
         script = Path(speak.__file__)
-        prompts = PROMPTS if settings.data is None else sample.openings(
-            settings.corpus, len(PROMPTS), PROMPT_WORDS
-        )  # fmt: skip
+        prompts = self._prompts()
         key = key_of("speak", self.ledger.digests("convert"), sha256_of(script), prompts)
         if not self._reused("speak", key, spoken):
             with self._timed():
@@ -153,44 +155,62 @@ class Demo:
 
     def summarise(self, seconds: float) -> None:
         """Step 6: where everything lies, what was learnt, what it cost, what to type next."""
-        settings, console, config = self.settings, self.console, self.config
+        settings, console, vocabulary = self.settings, self.console, self.config.model.vocab_size
         console.step(6, "Summary")
-        plan = json.loads(
-            self._command(
-                "plan", str(settings.run_yaml), *settings.overrides(), "--json", log="plan"
-            )
-        )
+        planned = self._planned_overhead()
+        replayed = self._planned_overhead("--journal", str(settings.run_dir))
         layout = RunLayout(settings.run_dir)
         training, validation = rows(layout.metrics)
-        untrained, last = math.log(config.model.vocab_size), training[-1]
-        checkpoint = layout.checkpoints / (layout.checkpoints / "latest").read_text().strip()
-        for name, value in (
+        last = training[-1]
+        checkpoint = layout.checkpoints / (read_latest(layout.checkpoints) or "")
+        prompt = shlex.quote(self._prompts()[0])
+        console.table(
             ("run", settings.run_dir),
             ("journal", layout.journal),
             ("checkpoint", checkpoint),
             ("export", settings.export),
-            ("loss", f"{last['loss']:.3f} after {last['step']} updates; untrained {untrained:.3f} "
-                     f"(ln {config.model.vocab_size})"),
+            (
+                "loss",
+                f"{last['loss']:.3f} after {last['step']} updates, phase {last['phase']}; "
+                f"untrained {math.log(vocabulary):.3f} (ln {vocabulary})",
+            ),
             ("validation loss", f"{validation[-1]['validation_loss']:.3f}"),
-            ("FLOPs overhead", f"planned {plan['overhead_ratio']:.2%} (growth at the earliest), "
-                               f"measured {last['overhead_ratio']:.2%}"),
-            ("phase", last["phase"]),
+            (
+                "FLOPs overhead",
+                f"measured {last['overhead_ratio']:.2%}; planned {planned:.2%} with growth at the "
+                f"earliest, {replayed:.2%} with this run's growth",
+            ),
             ("time", duration(seconds)),
-        ):  # fmt: skip
-            console.line(f"  {name:<16} {value}")
-        console.line("")
+        )
         console.line("  Next:")
-        for command in (
-            f"sgt-ds generate {settings.export} --prompt {PROMPTS[0]!r}",
-            f"sgt-ds growth replay {layout.journal}",
-            f"sgt-ds checkpoint list {layout.checkpoints}",
-            "sgt-ds plan --preset 573m --method sgt --k-max 3",
-        ):
-            console.line(f"    {command}")
+        console.table(
+            ("more text", f"sgt-ds generate {settings.export} --prompt {prompt}"),
+            ("why it grew", f"sgt-ds growth show {settings.run_dir}"),
+            ("checkpoints", f"sgt-ds checkpoint list {layout.checkpoints}"),
+            ("your own data", "make demo DATA='path/*.json.gz'"),
+            ("a real run", "sgt-ds plan --preset 573m --method sgt --k-max 3"),
+        )
 
-    def _command(self, *arguments: str, log: str | None = None) -> str:
-        name = log or "-".join(word for word in arguments[:2] if word.isalpha())
-        return run(self.console, [self._sgt_ds, *arguments], self.settings.logs / f"{name}.log")
+    def _planned_overhead(self, *flags: str) -> float:
+        settings = self.settings
+        overrides = settings.overrides()
+        plan = self._command(
+            "plan", str(settings.run_yaml), *overrides, *flags, "--json", quiet=True
+        )
+        return float(json.loads(plan)["overhead_ratio"])
+
+    def _prompts(self) -> list[str]:
+        if self.settings.data is None:
+            return PROMPTS
+        return sample.openings(self.settings.corpus, len(PROMPTS), PROMPT_WORDS)
+
+    def _command(self, *arguments: str, quiet: bool = False) -> str:
+        name = "-".join(word for word in arguments[:2] if word.isalpha())
+        argv = [self._sgt_ds, *arguments]
+        output = run(self.console, argv, self.settings.logs / f"{name}.log")
+        for line in [] if quiet else output.splitlines():
+            self.console.note(line)
+        return output
 
     def _reused(self, step: str, key: str, what: Path) -> bool:
         held = self.ledger.holds(step, key)

@@ -15,7 +15,7 @@ from sgt_ds.demo.processes import CommandFailed, Interrupted, Running, program
 from sgt_ds.demo.settings import MASTER_PORT, RANKS, Settings, free_ports
 from sgt_ds.demo.watch import Scrape, scrape
 
-SCRAPE_EVERY_SECONDS = 10.0
+SCRAPE_EVERY_SECONDS = 15.0
 STOP_SECONDS = 30.0
 _PROGRESS = re.compile(r"step \d+/\d+ ")
 _EVENT = re.compile(r"step \d+: ")
@@ -52,8 +52,9 @@ def train(console: Console, settings: Settings, config: RunConfig) -> Scrape | N
             layout.stop_request.parent.mkdir(parents=True, exist_ok=True)
             layout.stop_request.touch()
             until = time.monotonic() + STOP_SECONDS
-            while command.next_line(1.0) is not None and time.monotonic() < until:
-                pass
+            while (line := command.next_line(1.0)) is not None and time.monotonic() < until:
+                if _EVENT.match(line):
+                    console.note(line)
             raise
         code = command.wait()
     if code:

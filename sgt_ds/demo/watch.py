@@ -31,14 +31,14 @@ class Scrape:
         return asdict(self)
 
     def __str__(self) -> str:
-        entropies = " ".join(f"{value:.2f}" for value in self.layer_entropies)
+        entropies = " ".join(f"{value:.3f}" for value in self.layer_entropies)
         loops = " ".join(f"{layer}×{depth}" for layer, depth in self.loop_depths.items())
         return "  ".join(
             (
                 f"ports {', '.join(map(str, self.ports))}: step {self.rank_steps[0]}",
                 f"phase {self.phase}",
                 f"loops {loops or 'none'}",
-                f"FLOPs overhead {self.overhead_ratio:.2%}",
+                f"FLOPs overhead +{self.overhead_ratio:.2%}",
                 f"layer entropies {entropies or 'not yet'}",
             )
         )
