@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,3 +134,20 @@ def test_fingerprint_follows_content_not_names(tmp_path: Path) -> None:
     ]
     assert sets[0].fingerprint == sets[1].fingerprint != sets[2].fingerprint
     assert hashlib.sha256(b"tokenizer").hexdigest() == sets[0].tokenizer_sha256
+
+
+def test_the_documented_numpy_lines_read_a_shard(tmp_path: Path) -> None:
+    page = Path(__file__).parent.parent / "docs" / "data-format.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for line in program.splitlines() if line]
+    assert len(lines) <= 10
+    names: dict[str, Any] = {}
+    exec(program, names)
+    for vocabulary in (1000, 100_000):
+        path = tmp_path / f"{vocabulary}.tokens"
+        with write_shard(path, vocabulary, TOKENIZER_SHA256) as writer:
+            writer.add(np.array([5, 6, vocabulary - 1]))
+            writer.add(np.array([8, 9]))
+        tokens, starts = names["read_shard"](path)
+        assert tokens.tolist() == [5, 6, vocabulary - 1, 8, 9]
+        assert starts.tolist() == [0, 3, 5]

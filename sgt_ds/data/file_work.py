@@ -30,8 +30,8 @@ from sgt_ds.files import write_text_atomically
 
 WORK = ".work"
 # Documents are encoded in batches of about this much text: memory, and time between two messages.
-BATCH_BYTES = 1 << 18
-BATCH_DOCUMENTS = 256
+BATCH_BYTES = 1 << 16
+BATCH_DOCUMENTS = 128
 # A shard's index is held in memory while it is written.
 SHARD_DOCUMENTS = 1 << 22
 # With more faults than this, and more faults than documents, a file is not C4 at all.
