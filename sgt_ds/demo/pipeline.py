@@ -104,6 +104,7 @@ class Demo:
         key = key_of(
             "train",
             self.config.model_dump(mode="json", exclude={"telemetry"}),
+            sha256_of(self.config.deepspeed),
             sorted(ledger.digests("tokens").items()),
         )
         if self._reused("train", key, settings.run_dir):

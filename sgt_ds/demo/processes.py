@@ -24,6 +24,7 @@ from sgt_ds.demo.console import Console
 from sgt_ds.errors import SgtError
 
 END_GRACE_SECONDS = 10.0
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class CommandFailed(SgtError):
@@ -35,7 +36,7 @@ class CommandFailed(SgtError):
 
 
 class Interrupted(BaseException):
-    """SIGTERM or SIGINT came: end what runs, and leave."""
+    """SIGTERM, SIGINT or SIGHUP came: end what runs, and leave."""
 
 
 def program(name: str) -> str:
@@ -46,14 +47,12 @@ def program(name: str) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into `Interrupted` inside the block."""
+    """Turn SIGTERM, SIGINT and SIGHUP into `Interrupted` inside the block."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Interrupted(signal.Signals(number).name)
 
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    before = {number: signal.signal(number, interrupt) for number in ENDING_SIGNALS}
     try:
         yield
     finally:
@@ -71,7 +70,7 @@ class Running:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.stdout: list[str] = []
         self.stderr: list[str] = []
-        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._lines: queue.Queue[str] = queue.Queue()
         self._log = log.open("w", encoding="utf-8")
         self._process = subprocess.Popen(
             argv,
@@ -103,17 +102,17 @@ class Running:
         trace: TracebackType | None,
     ) -> None:
         self.end()
+        for reader in self._readers:
+            reader.join()  # nobody holds the pipes any more
         self._log.close()
 
     def next_line(self, timeout_seconds: float) -> str | None:
         """The next line of either stream, "" if none came in time, None when it has ended."""
         try:
-            line = self._lines.get(timeout=timeout_seconds)
+            return self._lines.get(timeout=timeout_seconds)
         except queue.Empty:
-            return ""
-        if line is None and any(reader.is_alive() for reader in self._readers):
-            return ""
-        return line
+            # A process that outlives the command may hold its pipes: don't wait for their end.
+            return "" if self._process.poll() is None else None
 
     def wait(self) -> int:
         """Wait for its end. Returns the exit status, 128 + n for signal n."""
@@ -147,7 +146,6 @@ class Running:
             if line:
                 kept.append(line)
                 self._lines.put(line)
-        self._lines.put(None)
 
 
 def run(
@@ -162,7 +160,7 @@ def run(
     """
     console.command(argv, environment or {})
     with Running(argv, environment or {}, log) as command:
-        while (line := command.next_line(1.0)) is not None:
+        while (line := command.next_line(0.2)) is not None:
             if line and line in command.stderr[-1:]:
                 console.progress(line)
         code = command.wait()
