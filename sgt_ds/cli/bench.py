@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, get_args
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
-from sgt_ds.config import PRESETS, Entry, Method
+from sgt_ds.config import PRESETS, Entry, GrowthConfig, Method, growth_faults
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def step(options: argparse.Namespace) -> None:
     """Measure and print."""
+    model = PRESETS[options.preset]
+    growth = GrowthConfig(k_max=options.k_max, layers=options.layers, heads=options.heads)
+    for key, fault in growth_faults("sgt", growth, model):
+        raise UserError(f"--{key.replace('_', '-')}", None, fault)
+
     import torch
 
     # DeepSpeed, which this room loads, logs to what stdout is at its import: keep it out of --json.
@@ -58,7 +63,7 @@ def step(options: argparse.Namespace) -> None:
         raise UserError("--device", None, "torch sees no CUDA device; use --device cpu")
     device = "cuda" if cuda and options.device != "cpu" else "cpu"
     setting = Setting(
-        model=PRESETS[options.preset],
+        model=model,
         method=options.method,
         depth=options.k_max,
         layers=options.layers,
