@@ -46,7 +46,8 @@ class Algorithm1:
             return
         if any(math.isnan(e) for row in E for e in row):
             return
-        mean = [sum(map(Fraction, row)) / len(row) for row in E]
+        # The exact sum, rounded once: equal heads in another order are a tie.
+        mean = [float(sum(map(Fraction, row))) / len(row) for row in E]
         C: set[int] = set()
         while len(C) < self.L:  # take the best remaining layer, the deeper of equals
             rest = [
@@ -115,7 +116,7 @@ def runs(draw: st.DrawFn) -> tuple[GrowthConfig, ModelConfig, list[list[list[flo
         entry=draw(st.sampled_from(["decay", "none", "ramp"])),
     )
     random_numbers = random.Random(draw(st.integers(0, 2**32)))
-    levels = draw(st.sampled_from([1, 2, 4, 1 << 20]))  # 1: everything ties
+    levels = draw(st.sampled_from([1, 2, 4, 10, 1 << 20]))  # 1: everything ties
     hole = draw(st.sampled_from([0.0, 0.0, 0.01, 0.2]))
     steps = [
         [
@@ -192,6 +193,15 @@ def test_a_choice_that_the_papers_algorithm_would_not_make(
         phase = "fixed" if complete else "warmup" if step < growth.t_start else "growing"
         assert policy.phase(step, after) == phase
         before = after
+
+
+def test_order_of_summing_that_breaks_a_tie() -> None:
+    """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in float64; the deeper layer must win."""
+    growth = GrowthConfig(layers=1, heads=1, t_start=1, exclude_layers=[])
+    rows = [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]
+    assert sum(rows[0]) > sum(rows[1])
+    decision = build_policy("sgt", growth, shape(2, 3)).decide(1, entropy(rows), State())
+    assert decision.candidates == (1,)
 
 
 ROWS = [[0.5, 0.5], [0.5, 0.6], [0.9, 0.8], [0.7, 0.9]]
