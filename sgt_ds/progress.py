@@ -62,7 +62,10 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close("" if error is None else "stopped")
+        if error is None:
+            self.close()
+        elif self._bar is not None:  # the error's own line follows, and is the only one
+            self._bar.close()
 
     def _print_line(self, note: str) -> None:
         self._last_line = now = time.monotonic()

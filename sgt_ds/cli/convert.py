@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
@@ -48,6 +49,8 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Convert and report."""
+    # No accelerator is needed, and without this DeepSpeed warns that it found none.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from sgt_ds.inference import convert
 
     report = convert(

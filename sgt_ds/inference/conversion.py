@@ -23,7 +23,13 @@ from sgt_ds.errors import UserError
 from sgt_ds.files import fsync_directory
 from sgt_ds.flops import parameter_count
 from sgt_ds.inference.card import Facts, model_card
-from sgt_ds.inference.source import Source, exported_loops, find_checkpoint, open_source
+from sgt_ds.inference.source import (
+    Source,
+    exported_loops,
+    find_checkpoint,
+    read_source,
+    verify_source,
+)
 from sgt_ds.inference.tokenizer import TokenIds, export_tokenizer
 from sgt_ds.inference.weights import (
     DTYPES,
@@ -68,12 +74,14 @@ def convert(
     limit = parse_size(max_shard_size)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(out, None, "exists already; remove it or choose another --out")
-    source = open_source(find_checkpoint(checkpoint_dir, tag))
+    source = read_source(find_checkpoint(checkpoint_dir, tag))
+    vocabulary = _tokenizer_file(source, tokenizer)
+    verify_source(source.path)
     masters = MasterWeights(source.path)
     weights = _Weights(masters, source, trim_vocab)
     loops = exported_loops(source)
     with _whole_or_absent(out) as folder:
-        ids = _export_tokenizer(source, folder, tokenizer)
+        ids = _export_tokenizer(source, folder, vocabulary)
         config = _config(source, loops, ids, dtype, weights.vocab_size)
         _check_shapes(source, config, weights.shapes)
         shards = plan_shards(weights.shapes, dtype, limit)
@@ -187,8 +195,16 @@ def _misfit(source: Source, reason: str) -> UserError:
     )
 
 
-def _export_tokenizer(source: Source, folder: Path, given: str | None) -> TokenIds | None:
+def _tokenizer_file(source: Source, given: str | None) -> Path | None:
     path = source.tokenizer if given is None else None if given == "none" else Path(given)
+    if path is not None and not path.is_file():
+        raise UserError(
+            path, "tokenizer", "is not there; give --tokenizer FILE, or none to omit it"
+        )
+    return path
+
+
+def _export_tokenizer(source: Source, folder: Path, path: Path | None) -> TokenIds | None:
     if path is None:
         return None
     return export_tokenizer(

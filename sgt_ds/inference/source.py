@@ -1,4 +1,4 @@
-"""The checkpoint that a conversion starts from: found, verified, and its state read into types."""
+"""The checkpoint that a conversion starts from: found, its state read into types, verified."""
 
 from __future__ import annotations
 
@@ -61,21 +61,18 @@ def find_checkpoint(given: Path, tag: str | None) -> Path:
     raise UserError(given, None, "holds no checkpoint; name a run, or one of its checkpoints")
 
 
-def open_source(path: Path) -> Source:
-    """Verify every file of the checkpoint `path`, then read its state.
-
-    Raises: UserError where a file is damaged or missing, or the state is not as a run writes it.
-    """
+def verify_source(path: Path) -> None:
+    """Read every file of the checkpoint `path`. Raises: UserError where one is damaged or missing."""
     with Progress("verify", checkpoints.size_on_disk(path), "B") as progress:
         faults = checkpoints.verify(path, progress.advance)
-    if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise UserError(path, None, f"{faults[0]}{more}; convert another one with --tag")
-    return _read(path, checkpoints.read_state(path))
+        if faults:
+            more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+            raise UserError(path, None, f"{faults[0]}{more}; convert another one with --tag")
 
 
-def _read(path: Path, values: dict[str, Any]) -> Source:
-    file = path / checkpoints.STATE_NAME
+def read_source(path: Path) -> Source:
+    """What the state of the checkpoint `path` says. Raises: UserError where no run wrote it."""
+    file, values = path / checkpoints.STATE_NAME, checkpoints.read_state(path)
     key = "model"
     try:
         model = ModelConfig.model_validate(values["model"])

@@ -40,10 +40,6 @@ def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    if not path.is_file():
-        raise UserError(
-            path, "tokenizer", "is not there; give --tokenizer FILE, or none to omit it"
-        )
     if _is_json(path):
         try:
             tokenizer = Tokenizer.from_file(str(path))

@@ -62,7 +62,7 @@ def plan_shards(shapes: Mapping[str, tuple[int, ...]], dtype: str, limit: int) -
 
 
 def write_shard(folder: Path, shard: Shard, dtype: str, read: Read) -> int:
-    """Write one file, holding one tensor at a time. Returns its bytes.
+    """Write one file, holding one tensor at a time. Returns the bytes of its tensors.
 
     `read` gives a tensor by name, of any floating dtype and the planned shape.
     Raises: UserError where a value does not fit `dtype`; OSError.
@@ -85,7 +85,7 @@ def write_shard(folder: Path, shard: Shard, dtype: str, read: Read) -> int:
             tensor.flatten().view(torch.uint8).numpy().tofile(stream)
         stream.flush()
         os.fsync(stream.fileno())
-        return stream.tell()
+    return end
 
 
 def write_index(folder: Path, shards: list[Shard], dtype: str) -> None:

@@ -34,6 +34,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
+    rotate_half,
 )
 
 
@@ -128,8 +129,7 @@ class SgtRMSNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         precise = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
-        variance = precise.pow(2).mean(-1, keepdim=True)
-        normed = precise * torch.rsqrt(variance + self.variance_epsilon)
+        normed = F.rms_norm(precise, self.weight.shape, None, self.variance_epsilon)
         return self.weight * normed.to(hidden_states.dtype)
 
 
@@ -171,8 +171,9 @@ class SgtAttention(LlamaAttention):
             projection(hidden_states).view(shape).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         mixed, weights = self._attend(
-            query, key, value, position_embeddings, attention_mask, cache, cache_layer, **kwargs
+            query, key, value, attention_mask, cache, cache_layer, **kwargs
         )
         return self.o_proj(mixed), weights
 
@@ -210,10 +211,11 @@ class SgtAttention(LlamaAttention):
         sequences, positions = hidden_states.shape[:2]
         projected = F.linear(hidden_states, rows)
         split = projected.view(sequences, positions, 3, -1, self.head_dim)
-        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed, _ = self._attend(
-            query, key, value, position_embeddings, attention_mask, cache, cache_layer, **kwargs
-        )
+        turning, value = split.permute(2, 0, 3, 1, 4).split((2, 1))
+        cos, sin = (table.unsqueeze(1) for table in position_embeddings)
+        # Queries and keys at once: a pass over few heads costs what its operations cost to start.
+        query, key = (turning * cos + rotate_half(turning) * sin).unbind(0)
+        mixed, _ = self._attend(query, key, value[0], attention_mask, cache, cache_layer, **kwargs)
         return F.linear(mixed, columns)
 
     def _attend(
@@ -221,13 +223,11 @@ class SgtAttention(LlamaAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None,
         cache: Any,
         cache_layer: int,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         if cache is not None:
             key, value = cache.update(key, value, cache_layer)
         attention: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
