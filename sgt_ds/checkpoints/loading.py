@@ -6,16 +6,20 @@ same error, before DeepSpeed's collectives begin. Knows no trainer.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from sgt_ds.checkpoints import store
 from sgt_ds.checkpoints.agreement import agree_on_input, from_first, rank_and_size
 from sgt_ds.checkpoints.payload import safe_payload
+from sgt_ds.checkpoints.repartition import RepartitionedPayload
 from sgt_ds.checkpoints.rng import load_rng
 from sgt_ds.checkpoints.saving import parameter_shapes, rng_name
 from sgt_ds.checkpoints.store import CheckpointInfo
 from sgt_ds.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 def newest_good_for_all(directory: Path, group: Any = None) -> CheckpointInfo | None:
@@ -45,16 +49,18 @@ def load(engine: Any, path: Path, *, group: Any = None) -> dict[str, Any]:
     """Restore weights, optimizer and random state from `path`; every rank calls this.
 
     Returns state.json: what the run gave to `save`, and what `save` added (`step`, …).
+    Another number of ranks than saved it is fine; ranks beyond those keep their own random state.
     Raises: UserError on all ranks where the checkpoint is damaged, holds pickled code, is of
-    another architecture, or was saved at another world size.
+    another architecture or ZeRO stage.
     """
     state = _checked_state(engine, path, group)
-    _restore(engine, path, group, scheduler=True)
-    error = None
-    try:
-        load_rng(path / rng_name(rank_and_size(group)[0]))
-    except UserError as fault:
-        error = fault
+    _restore(engine, path, state["world_size"], group, scheduler=True)
+    rank, error = rank_and_size(group)[0], None
+    if rank < state["world_size"]:
+        try:
+            load_rng(path / rng_name(rank))
+        except UserError as fault:
+            error = fault
     agree_on_input(error, group)
     return state
 
@@ -67,7 +73,7 @@ def load_weights_only(engine: Any, path: Path, *, group: Any = None) -> dict[str
     """
     state = _checked_state(engine, path, group)
     clip = getattr(engine.optimizer, "clip_grad", None)
-    _restore(engine, path, group, scheduler=False)
+    _restore(engine, path, state["world_size"], group, scheduler=False)
     if clip is not None:
         engine.optimizer.clip_grad = clip
     engine.global_steps = engine.global_samples = engine.skipped_steps = 0
@@ -76,7 +82,7 @@ def load_weights_only(engine: Any, path: Path, *, group: Any = None) -> dict[str
 
 def _checked_state(engine: Any, path: Path, group: Any) -> dict[str, Any]:
     """state.json of a checkpoint that verifies and fits the engine."""
-    rank, world_size = rank_and_size(group)
+    rank, _ = rank_and_size(group)
     error: UserError | None = None
     state: dict[str, Any] = {}
     try:
@@ -84,13 +90,9 @@ def _checked_state(engine: Any, path: Path, group: Any) -> dict[str, Any]:
             raise UserError(path, None, f"{faults[0]}; use another checkpoint")
         state = store.read_state(path)
         _check_shape(path, state, parameter_shapes(engine))
-        saved_at = state.get("world_size")
-        if saved_at != world_size:
+        if not isinstance(state.get("world_size"), int):
             raise UserError(
-                path,
-                "world_size",
-                f"was saved by {saved_at} ranks and this run has {world_size}; "
-                f"start {saved_at} ranks",
+                path, "world_size", "is missing from state.json; use another checkpoint"
             )
         stage = int(engine.zero_optimization_stage())
         if state.get("zero_stage") != stage:
@@ -120,11 +122,20 @@ def _check_shape(path: Path, state: dict[str, Any], wanted: dict[str, list[int]]
             )
 
 
-def _restore(engine: Any, path: Path, group: Any, *, scheduler: bool) -> None:
+def _restore(
+    engine: Any, path: Path, saved_world_size: int, group: Any, *, scheduler: bool
+) -> None:
     """Weights and optimizer, through DeepSpeed."""
-    error = None
+    error, payload, world_size = None, None, rank_and_size(group)[1]
+    if saved_world_size != world_size:
+        log.info("%s: saved by %d ranks, cut anew for %d", path, saved_world_size, world_size)
+        # Without ZeRO there are no partitions to cut.
+        masters = getattr(engine.optimizer, "single_partition_of_fp32_groups", [])
+        payload = RepartitionedPayload(
+            saved_world_size, world_size, [master.numel() for master in masters]
+        )
     try:
-        with safe_payload(engine):
+        with safe_payload(engine, payload):
             loaded, _ = engine.load_checkpoint(
                 str(path.parent), tag=path.name, load_lr_scheduler_states=scheduler
             )

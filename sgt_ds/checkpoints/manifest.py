@@ -70,7 +70,7 @@ def record_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> File
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json` into `folder`, whole or not at all."""
-    document = {
+    document: dict[str, Any] = {
         "format": FORMAT,
         "step": manifest.step,
         "sequence": manifest.sequence,
@@ -80,6 +80,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             for name, record in sorted(manifest.files.items())
         },
     }
+    document["seal"] = _seal(document)
     write_text_atomically(folder / MANIFEST_NAME, json.dumps(document, indent=1) + "\n")
 
 
@@ -116,6 +117,8 @@ def read_manifest(folder: Path) -> Manifest:
     step, sequence, world_size = (
         _count(path, key, document.get(key)) for key in ("step", "sequence", "world_size")
     )
+    if document.pop("seal", None) != _seal(document):
+        raise UserError(path, "seal", "does not match the rest of the file; it was changed")
     return Manifest(step, sequence, world_size, records)
 
 
@@ -163,6 +166,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise UserError(path, None, "must hold a JSON object; use another checkpoint")
     return document
+
+
+def _seal(document: Mapping[str, Any]) -> str:
+    """XXH3-128 of a manifest's values, whatever their layout: tells a damaged manifest."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128(text.encode()).hexdigest()
 
 
 def nesting(document: Any) -> int:

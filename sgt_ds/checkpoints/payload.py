@@ -118,9 +118,9 @@ class SafePayload(CheckpointEngine):  # type: ignore[misc]  # deepspeed ships no
 
 
 @contextmanager
-def safe_payload(engine: Any) -> Iterator[SafePayload]:
+def safe_payload(engine: Any, payload: SafePayload | None = None) -> Iterator[SafePayload]:
     """Let `engine` (a DeepSpeed engine) write and read through a `SafePayload` in the block."""
-    payload, usual = SafePayload(), engine.checkpoint_engine
+    payload, usual = payload or SafePayload(), engine.checkpoint_engine
     engine.checkpoint_engine = payload
     # DeepSpeed copies two scripts beside each save, unsynced and unguarded; they are no part of it.
     engine._copy_recovery_script = lambda save_path: None

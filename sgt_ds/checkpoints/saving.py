@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from sgt_ds import __version__
 from sgt_ds.checkpoints import store
-from sgt_ds.checkpoints.agreement import agree_on_save, gather, rank_and_size
+from sgt_ds.checkpoints.agreement import SaveFailed, agree_on_save, gather, rank_and_size
 from sgt_ds.checkpoints.manifest import (
     DEEPEST_JSON,
     FORMAT,
@@ -61,6 +62,18 @@ def save(
     ValueError where `state` is no plain JSON or contradicts what `save` adds, before anything is written.
     """
     document = _document(engine, step, state, group)
+    rank, _ = rank_and_size(group)
+    try:
+        return _save(engine, directory, step, document, keep_last, group)
+    except SaveFailed:
+        if rank == 0:  # on a full disk the half that was written must not stay
+            shutil.rmtree(directory / store.partial_name(step), ignore_errors=True)
+        raise
+
+
+def _save(
+    engine: Any, directory: Path, step: int, document: bytes, keep_last: int, group: Any
+) -> Path:
     rank, world_size = rank_and_size(group)
     name, partial = store.folder_name(step), directory / store.partial_name(step)
     sequence, fault = 0, None

@@ -101,6 +101,33 @@ def read_outcome(run_dir: Path) -> tuple[int, str] | None:
         return None
 
 
+class StopAsked:
+    """Whether a run was asked to stop, for as long as its supervisor lives.
+
+    The ranks look for RUN/control/stop and take it away once they have saved, so a mark of the
+    supervisor's own, RUN/control/asked, remembers it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._request = RunLayout(run_dir).stop_request
+        self._mark = self._request.with_name("asked")
+
+    def ask(self) -> None:
+        """Ask the ranks to save and end."""
+        self._request.parent.mkdir(parents=True, exist_ok=True)
+        self._mark.touch()
+        self._request.touch()
+
+    def is_set(self) -> bool:
+        """Whether `ask` was called by anybody, or somebody made the request's file by hand."""
+        return self._mark.exists() or self._request.exists()
+
+    def clear(self) -> None:
+        """Take request and mark away."""
+        for path in (self._request, self._mark):
+            path.unlink(missing_ok=True)
+
+
 @contextmanager
 def supervision(run_dir: Path) -> Iterator[None]:
     """Hold the run for the length of the block. Raises: UserError where another process holds it.

@@ -11,7 +11,7 @@ from pathlib import Path
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.launch.processes import on_hosts, processes_of
-from sgt_ds.launch.record import RunRecord, read_outcome, read_record, remove_record
+from sgt_ds.launch.record import RunRecord, StopAsked, read_outcome, read_record, remove_record
 from sgt_ds.launch.supervisor import POLL_SECONDS, end_everywhere, newest_step
 
 REMOTE_POLL_SECONDS = 5.0
@@ -32,8 +32,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
             f"{RunLayout(run_dir).stop_request} appears",
         )
     layout = RunLayout(run_dir)
-    layout.stop_request.parent.mkdir(parents=True, exist_ok=True)
-    layout.stop_request.touch()
+    StopAsked(run_dir).ask()
     say(f"asked the ranks to save and end; waiting up to {grace_seconds:.0f} s")
     deadline = time.monotonic() + grace_seconds
     ended = False
@@ -42,7 +41,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         # A supervisor takes its record away when everything is over.
         ended = read_record(run_dir) is None if attended else not _count(record)
     if ended:
-        _tidy(run_dir, record, layout)
+        _tidy(run_dir, record)
         status, reason = (read_outcome(run_dir) if attended else None) or (
             0,
             f"ended; last checkpoint: step {max(newest_step(layout), 0)}",
@@ -52,7 +51,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         return reason
     left = end_everywhere(record)
     _await_supervisor(record)
-    _tidy(run_dir, record, layout)
+    _tidy(run_dir, record)
     if left:
         raise SgtError(f"{run_dir}: killed, but not for sure: {'; '.join(left)}")
     raise SgtError(
@@ -88,9 +87,9 @@ def _await_supervisor(record: RunRecord, seconds: float = 10.0) -> None:
         os.kill(record.pid, signal.SIGTERM)
 
 
-def _tidy(run_dir: Path, record: RunRecord, layout: RunLayout) -> None:
+def _tidy(run_dir: Path, record: RunRecord) -> None:
     """Take away what a killed supervisor could not."""
     if not _supervisor_lives(record):
-        layout.stop_request.unlink(missing_ok=True)
+        StopAsked(run_dir).clear()
         if read_record(run_dir) == record:
             remove_record(run_dir)

@@ -28,6 +28,7 @@ from sgt_ds.launch.hostfile import format_hostfile
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, on_hosts, processes_of
 from sgt_ds.launch.record import (
     RunRecord,
+    StopAsked,
     control_directory,
     new_record,
     read_record,
@@ -97,15 +98,15 @@ def supervise(
     run_dir = launch.config.run_dir
     with supervision(run_dir):
         _check_unattended(run_dir)
-        layout = RunLayout(run_dir)
-        layout.stop_request.unlink(missing_ok=True)
+        layout, asked = RunLayout(run_dir), StopAsked(run_dir)
+        asked.clear()
         signals = StopSignals()
         try:
             failures, first = 0, newest_step(layout)
             while True:
                 before = newest_step(layout)
-                status, reason = _run_once(launch, signals, grace_seconds)
-                if status in (0, BAD_INPUT) or signals.count or layout.stop_request.exists():
+                status, reason = _run_once(launch, signals, asked, grace_seconds)
+                if status in (0, BAD_INPUT) or signals.count or asked.is_set():
                     return _end(run_dir, status, reason)
                 failures = 1 if newest_step(layout) > before else failures + 1
                 if failures > max_restarts:
@@ -117,14 +118,14 @@ def supervise(
                     f"{reason}; restart {failures} of {max_restarts} in {pause:.0f} s, from step "
                     f"{max(newest_step(layout), 0)}"
                 )
-                _pause(pause, signals, layout)
-                if signals.count or layout.stop_request.exists():
+                _pause(pause, signals, asked)
+                if signals.count or asked.is_set():
                     return _end(run_dir, 0, "stopped before the restart")
                 # `resume: never` or a checkpoint by name said where the first start begins.
                 own = newest_step(layout) > first or launch.config.resume == "never"
                 launch = _prepare_again(prepare, ("resume=auto",) if own else (), launch)
         finally:
-            layout.stop_request.unlink(missing_ok=True)
+            asked.clear()
             remove_record(run_dir)
             signals.restore()
 
@@ -148,14 +149,16 @@ def end_everywhere(record: RunRecord) -> list[str]:
     return left
 
 
-def _run_once(launch: Launch, signals: StopSignals, grace_seconds: float) -> tuple[int, str]:
+def _run_once(
+    launch: Launch, signals: StopSignals, asked: StopAsked, grace_seconds: float
+) -> tuple[int, str]:
     """Start the launcher, wait for its end, leave nothing behind. Returns status and reason."""
     run_dir, target = launch.config.run_dir, launch.target
     record = new_record(run_dir, target.remote_hosts, target.ssh_port)
     write_record(run_dir, record)
     child = _start(launch, record)
     try:
-        forced = _wait(child, signals, RunLayout(run_dir), grace_seconds)
+        forced = _wait(child, signals, asked, grace_seconds)
         if not forced:
             # The launcher may have died before its ranks: those are orphans then.
             _await_ranks(record, signals)
@@ -168,7 +171,7 @@ def _run_once(launch: Launch, signals: StopSignals, grace_seconds: float) -> tup
         _say(f"cannot make sure that nothing is left: {fault}")
     if forced:
         return 128 + (signals.number or signal.SIGTERM), forced
-    return _judge(launch, child.returncode, orphans, signals)
+    return _judge(launch, child.returncode, orphans, stopping=bool(signals.count) or asked.is_set())
 
 
 def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
@@ -198,16 +201,16 @@ def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
 
 
 def _wait(
-    child: subprocess.Popen[bytes], signals: StopSignals, layout: RunLayout, grace_seconds: float
+    child: subprocess.Popen[bytes], signals: StopSignals, asked: StopAsked, grace_seconds: float
 ) -> str:
     """Wait until the launcher has ended. Returns why it must be killed instead, or ''."""
     asked_at: float | None = None
     seen = signals.count
     while child.poll() is None:
         time.sleep(POLL_SECONDS)
-        if asked_at is None and (signals.count or layout.stop_request.exists()):
+        if asked_at is None and (signals.count or asked.is_set()):
             asked_at, seen = time.monotonic(), signals.count
-            layout.stop_request.touch()
+            asked.ask()
             _say(
                 f"asked to stop: the ranks save and end within {grace_seconds:.0f} s; "
                 "a second signal ends them at once"
@@ -227,7 +230,7 @@ def _await_ranks(record: RunRecord, signals: StopSignals, seconds: float = 5.0) 
         time.sleep(POLL_SECONDS)
 
 
-def _judge(launch: Launch, returncode: int, orphans: int, signals: StopSignals) -> tuple[int, str]:
+def _judge(launch: Launch, returncode: int, orphans: int, *, stopping: bool) -> tuple[int, str]:
     """Status and reason of a launch that ended by itself."""
     layout, steps = RunLayout(launch.config.run_dir), launch.config.training.steps
     step = max(newest_step(layout), 0)
@@ -237,7 +240,7 @@ def _judge(launch: Launch, returncode: int, orphans: int, signals: StopSignals) 
         return status, f"the run failed with {cause}; last checkpoint: step {step}"
     if orphans:
         return 1, f"the launcher ended before its ranks; last checkpoint: step {step}"
-    if signals.count or layout.stop_request.exists():
+    if stopping:
         return 0, f"stopped as asked; saved at step {step} of {steps}"
     if step < steps:
         # DeepSpeed's launcher returns 0 where a part of it was killed.
@@ -273,9 +276,9 @@ def _prepare_again(prepare: Prepare, overrides: Sequence[str], before: Launch) -
         return before
 
 
-def _pause(seconds: float, signals: StopSignals, layout: RunLayout) -> None:
+def _pause(seconds: float, signals: StopSignals, asked: StopAsked) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not signals.count and not layout.stop_request.exists():
+    while time.monotonic() < deadline and not signals.count and not asked.is_set():
         time.sleep(POLL_SECONDS)
 
 

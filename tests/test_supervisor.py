@@ -1,0 +1,206 @@
+"""`sgt-ds train` and `sgt-ds stop`: signals, faults, exit codes, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import runs
+
+from sgt_ds.checkpoints import list_checkpoints, verify
+from sgt_ds.launch import kill_processes, processes_of, read_record
+
+pytestmark = pytest.mark.launcher
+
+FOREVER = {"steps": 1_000_000, "validate_every": 1_000_000}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.write_data(tmp_path_factory.mktemp("data"))
+
+
+@contextmanager
+def training(run: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`sgt-ds train` in the background; whatever a failed test leaves is ended."""
+    process = subprocess.Popen(
+        ["sgt-ds", "train", str(run), *options],
+        env=runs.environment(),
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        record = read_record(run.with_suffix(""))
+        runs.end(process)
+        if record is not None:
+            kill_processes(record.run_id)
+
+
+def run_id(run: Path) -> str:
+    record = read_record(run.with_suffix(""))
+    assert record is not None
+    return record.run_id
+
+
+def command_line(pid: int) -> str:
+    return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def processes(run: Path, part: str) -> list[int]:
+    """The run's processes whose command line holds `part`."""
+    return sorted(pid for pid in processes_of(run_id(run)) if part in command_line(pid))
+
+
+def wait_until(true: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Path) -> None:
+    one = runs.write_run(tmp_path / "one.yaml", data, training=FOREVER)
+    two = runs.write_run(tmp_path / "two.yaml", data, training=FOREVER)
+    with training(one, "--num-gpus", "2") as first, training(two, "--grace", "2") as second:
+        runs.wait_for_step(tmp_path / "one", 3)
+        runs.wait_for_step(tmp_path / "two", 3)
+        ids = run_id(one), run_id(two)
+        again = subprocess.run(
+            ["sgt-ds", "train", str(one), "telemetry.enabled=false"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+        assert "is being trained" in again.stderr
+        stopped = subprocess.run(
+            ["sgt-ds", "stop", str(tmp_path / "one")], capture_output=True, text=True, check=False
+        )
+        assert stopped.returncode == 0, stopped.stderr
+        assert "stopped as asked" in stopped.stdout
+        assert first.wait(timeout=10) == 0
+        assert processes_of(ids[0]) == []
+        [checkpoint] = list_checkpoints(tmp_path / "one" / "checkpoints")[:1]
+        assert verify(checkpoint.path) == []
+        assert checkpoint.step == runs.metrics(tmp_path / "one")[-1]["step"]
+        # The other run has not noticed; its rank, frozen, can't save within the grace.
+        before = runs.metrics(tmp_path / "two")[-1]["step"]
+        runs.wait_for_step(tmp_path / "two", before + 2)
+        [rank] = processes(two, "-m sgt_ds.train")
+        os.kill(rank, signal.SIGSTOP)
+        second.send_signal(signal.SIGTERM)
+        started = time.monotonic()
+        assert second.wait(timeout=30) == 128 + signal.SIGTERM
+        assert 2 <= time.monotonic() - started < 15
+        assert processes_of(ids[1]) == []
+
+
+def test_a_killed_rank_and_a_killed_launcher_are_restarted_and_nothing_is_lost(
+    tmp_path: Path, data: Path
+) -> None:
+    whole = runs.write_run(tmp_path / "whole.yaml", data)
+    run = runs.write_run(tmp_path / "run.yaml", data)
+    uninterrupted = subprocess.Popen(
+        runs.launcher(whole, 2), env=runs.environment(), start_new_session=True
+    )
+    with training(run, "--num-gpus", "2", "--max-restarts", "2") as process:
+        runs.wait_for_step(tmp_path / "run", 7)  # past the checkpoint of step 6
+        first = run_id(run)
+        os.kill(processes(run, "-m sgt_ds.train")[-1], signal.SIGKILL)
+        wait_until(lambda: read_record(tmp_path / "run") and run_id(run) != first, 90)
+        assert processes_of(first) == []
+        wait_until(lambda: runs.metrics(tmp_path / "run")[-1]["step"] >= 13, 180)
+        second = run_id(run)
+        # DeepSpeed's runner ends with status 0 when the launcher of its host is killed.
+        [launcher] = processes(run, "-m deepspeed.launcher.launch")
+        os.kill(launcher, signal.SIGKILL)
+        wait_until(lambda: read_record(tmp_path / "run") and run_id(run) != second, 90)
+        assert processes_of(second) == []
+        assert process.wait(timeout=180) == 0
+    try:
+        assert uninterrupted.wait(timeout=60) == 0
+    finally:
+        runs.end(uninterrupted)
+    assert runs.losses(tmp_path / "run") == runs.losses(tmp_path / "whole")
+    assert runs.journal_lines(tmp_path / "run") == runs.journal_lines(tmp_path / "whole")
+
+
+def test_a_second_signal_ends_at_once_and_a_killed_supervisor_leaves_no_orphan(
+    tmp_path: Path, data: Path
+) -> None:
+    run = runs.write_run(tmp_path / "run.yaml", data, training=FOREVER)
+    with training(run) as process:
+        runs.wait_for_step(tmp_path / "run", 2)
+        this = run_id(run)
+        os.kill(processes(run, "-m sgt_ds.train")[0], signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        wait_until((tmp_path / "run" / "control" / "stop").exists)
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        assert process.wait(timeout=30) == 128 + signal.SIGINT
+        assert time.monotonic() - started < 15
+        assert processes_of(this) == []
+    with training(run) as process:
+        wait_until(lambda: read_record(tmp_path / "run") and processes(run, "-m sgt_ds.train"), 60)
+        this = run_id(run)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert processes_of(this)
+        again = subprocess.run(
+            ["sgt-ds", "train", str(run), "telemetry.enabled=false"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert again.returncode == 2
+        assert "whose supervisor is gone" in again.stderr
+        os.kill(processes(run, "-m sgt_ds.train")[0], signal.SIGSTOP)
+        runs.run_to_end(["sgt-ds", "stop", str(tmp_path / "run"), "--grace", "1"], expect=1)
+        assert processes_of(this) == []
+        runs.run_to_end(["sgt-ds", "stop", str(tmp_path / "run")], expect=2)
+
+
+def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, data: Path) -> None:
+    run = runs.write_run(tmp_path / "run.yaml", data)
+    lock = tmp_path / "extensions" / "py311_cpu" / "fused_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.utime(lock, (0, 0))
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("localhost slots=2\nworker-2 slots=2\n")
+
+    def refusal(*options: str, **variables: str) -> str:
+        done = subprocess.run(
+            ["sgt-ds", "train", str(run), *options],
+            env={**runs.environment(), **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert not (tmp_path / "run").exists()
+        return done.stderr
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert "telemetry.port" in refusal(f"telemetry.port={port}")
+    assert "micro_batch_size" in refusal("--num-gpus", "3")
+    assert "line 1" in refusal("--hostfile", str(hostfile))
+    assert "no such hostfile" in refusal("--hostfile", str(tmp_path / "absent"))
+    assert str(lock) in refusal(TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))
+    assert "training.compile" in refusal("training.compile=true", CXX="no-such-compiler")
+    assert "/nowhere" in refusal("data.validation=/nowhere")
+    assert "deepspeed" in refusal("--deepspeed_config", "/nowhere.json").lower()
