@@ -193,14 +193,12 @@ class Loader:
         sources, sequences = self.order.locate(positions.reshape(-1))
         for step in range(len(positions)):
             rows = np.empty((self.micro_batch_size, self.sequence_length + 1), dtype=np.int64)
-            start = step * self.micro_batch_size
-            for row, source, sequence in zip(
-                rows,
-                sources[start : start + self.micro_batch_size].tolist(),
-                sequences[start : start + self.micro_batch_size].tolist(),
-                strict=True,
-            ):
-                self.token_sets[source].read_into(row, sequence)
+            part = slice(step * self.micro_batch_size, (step + 1) * self.micro_batch_size)
+            for source in np.unique(sources[part]).tolist():
+                of_source = np.flatnonzero(sources[part] == source)
+                self.token_sets[source].read_into(
+                    [rows[row] for row in of_source.tolist()], sequences[part][of_source]
+                )
             yield rows
 
     def close(self) -> None:
@@ -328,7 +326,5 @@ def validation_batches(
     total = min(sequences, token_set.num_sequences(sequence_length))
     for start in range(rank * micro_batch_size, total, world_size * micro_batch_size):
         size = min(micro_batch_size, total - start)
-        rows = np.empty((size, sequence_length + 1), dtype=np.int64)
-        for offset, row in enumerate(rows):
-            token_set.read_into(row, start + offset)
-        yield torch.from_numpy(rows)
+        indices = np.arange(start, start + size, dtype=np.int64)
+        yield torch.from_numpy(token_set.read(indices, sequence_length))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +63,33 @@ class TokenSet:
 
         Raises: IndexError; UserError where the shard is missing or is not the manifest's.
         """
-        row = np.empty(sequence_length + 1, dtype=np.int64)
-        self.read_into(row, index)
+        (row,) = self.read(np.array([index]), sequence_length)
         return row
 
-    def read_into(self, row: npt.NDArray[np.int64], index: int) -> None:
-        """Fill `row`, int64 (N + 1,), with sequence `index` of length N."""
-        length = len(row) - 1
+    def read(self, indices: npt.NDArray[np.int64], sequence_length: int) -> npt.NDArray[np.int64]:
+        """Sequences `indices`, int64 (n,), in that order: int64 (n, sequence_length + 1).
+
+        Raises: as `sequence`.
+        """
+        rows = np.empty((len(indices), sequence_length + 1), dtype=np.int64)
+        self.read_into(rows, indices)
+        return rows
+
+    def read_into(
+        self,
+        rows: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64],
+        indices: npt.NDArray[Any],
+    ) -> None:
+        """Fill `rows`, each int64 (N + 1,), with the sequences `indices` (n,) of length N."""
+        length = len(rows[0]) - 1 if len(indices) else 1
         ends = self._sequence_ends(length)
-        if not 0 <= index < ends[-1]:
-            raise IndexError(f"sequence {index} of {ends[-1]}")
-        place = int(np.searchsorted(ends, index, side="right"))
-        start = (index - (int(ends[place - 1]) if place else 0)) * length
-        row[:] = self.shard(place).tokens[start : start + length + 1]
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < ends[-1]:
+            raise IndexError(f"sequence outside 0 … {ends[-1] - 1}")
+        places = np.searchsorted(ends, indices, side="right")
+        before = np.concatenate([[0], ends])[places]
+        starts = (indices - before) * length
+        for row, place, start in zip(rows, places.tolist(), starts.tolist(), strict=True):
+            row[:] = self.shard(place).tokens[start : start + length + 1]
 
     def shard(self, place: int) -> Shard:
         """The shard at `place` in the manifest, mapped.
