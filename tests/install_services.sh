@@ -6,6 +6,7 @@ set -eu
 
 # One line a service: the program that shows it is there, its Debian package, what needs it.
 SERVICES="
+mpirun openmpi-bin tests/test_prepare.py
 promtool prometheus tests/test_exporter.py,tests/test_monitoring.py
 prometheus prometheus tests/test_monitoring.py
 openssl openssl tests/test_exporter.py

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,43 @@ def test_bytes_do_not_depend_on_the_number_of_workers(
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert digests(tmp_path) == digests(reference)
+
+
+@pytest.mark.network
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: install openmpi-bin")
+def test_mpirun_gives_the_same_bytes_and_ends_all_ranks_at_an_error(
+    corpus: Path, reference: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("mpi4py")
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    mpirun = ["mpirun", "--oversubscribe", "-n", "3", *COMMAND]
+    more = ["--holdout", "0.1", "--holdout-out", str(tmp_path / "val"), "--shard-tokens", "9000"]
+
+    def run(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*mpirun, *arguments(corpus, out, *options)],
+            env={**os.environ, **as_root},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    done = run(tmp_path / "train", *more)
+    assert done.returncode == 0, done.stderr
+    assert digests(tmp_path) == digests(reference)
+    failed = run(tmp_path / "other", "--max-document-bytes", "100")
+    assert failed.returncode == 2
+    assert "document-too-large" in failed.stderr
+
+
+def test_urls_read_like_paths(corpus: Path, tmp_path: Path) -> None:
+    """Through fsspec, as any remote store would be."""
+    out = tmp_path / "out"
+    tokenizer = ["--tokenizer", str(corpus / "tokenizer.json"), "--workers", "1"]
+    url = f"file://{corpus}/c4.*"
+    assert main(["data", "prepare", url, *tokenizer, "--out", str(out)]) == 0
+    assert prepare(corpus, tmp_path / "local") == 0
+    assert digests(out) == digests(tmp_path / "local")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -63,7 +63,8 @@ class TokenSet:
 
         Raises: IndexError; UserError where the shard is missing or is not the manifest's.
         """
-        (row,) = self.read(np.array([index]), sequence_length)
+        row = np.empty(sequence_length + 1, dtype=np.int64)
+        self.read_into([row], np.array([index]))
         return row
 
     def read(self, indices: npt.NDArray[np.int64], sequence_length: int) -> npt.NDArray[np.int64]:
