@@ -211,11 +211,12 @@ class SgtAttention(LlamaAttention):
         sequences, positions = hidden_states.shape[:2]
         projected = F.linear(hidden_states, rows)
         split = projected.view(sequences, positions, 3, -1, self.head_dim)
-        turning, value = split.permute(2, 0, 3, 1, 4).split((2, 1))
+        projected = split.permute(2, 0, 3, 1, 4)
+        turning, value = projected[:2], projected[2]
         cos, sin = (table.unsqueeze(1) for table in position_embeddings)
         # Queries and keys at once: a pass over few heads costs what its operations cost to start.
         query, key = (turning * cos + rotate_half(turning) * sin).unbind(0)
-        mixed, _ = self._attend(query, key, value[0], attention_mask, cache, cache_layer, **kwargs)
+        mixed, _ = self._attend(query, key, value, attention_mask, cache, cache_layer, **kwargs)
         return F.linear(mixed, columns)
 
     def _attend(
