@@ -8,13 +8,14 @@ import sys
 from typing import TYPE_CHECKING, Any, get_args
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
-from sgt_ds.config import PRESETS, Entry, GrowthConfig, Method, growth_faults
+from sgt_ds.config import PRESETS, Entry, GrowthConfig, growth_faults
 from sgt_ds.errors import UserError
+from sgt_ds.growth import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sgt_ds.training.bench import Row
+    from sgt_ds.training import Row
 
 MODES = {"both": ("eager", "compiled"), "eager": ("eager",), "compiled": ("compiled",)}
 
@@ -30,7 +31,7 @@ def register(commands: Subparsers[Parser]) -> None:
         step,
     )
     parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
-    parser.add_argument("--method", choices=get_args(Method), default="sgt", help="what loops")
+    parser.add_argument("--method", choices=list(POLICIES), default="sgt", help="what loops")
     parser.add_argument("--k-max", type=_positive, default=2, help="passes after the main one")
     parser.add_argument("--layers", type=_positive, default=3, help="looping layers, the deepest")
     parser.add_argument("--heads", type=_positive, default=2, help="heads that loop")
@@ -56,7 +57,7 @@ def step(options: argparse.Namespace) -> None:
 
     # DeepSpeed, which this room loads, logs to what stdout is at its import: keep it out of --json.
     with contextlib.redirect_stdout(sys.stderr):
-        from sgt_ds.training.bench import Setting, as_json, bench_step
+        from sgt_ds.training import Setting, bench_as_json, bench_step
 
     cuda = torch.cuda.is_available()
     if options.device == "cuda" and not cuda:
@@ -78,7 +79,7 @@ def step(options: argparse.Namespace) -> None:
         modes=MODES[options.mode],
     )
     rows = bench_step(setting)
-    document = {"preset": options.preset, **as_json(setting, rows)}
+    document = {"preset": options.preset, **bench_as_json(setting, rows)}
     if options.json:
         print_json(document)
     else:

@@ -108,23 +108,20 @@ def _build(
     path: Path, method: str, growth: dict[str, Any], model: ModelConfig
 ) -> tuple[Policy, GrowthConfig]:
     """The policy, after the checks that a run's configuration passes too."""
-    from typing import cast
-
     from pydantic import ValidationError
 
-    from sgt_ds.config import GrowthConfig, Method, growth_faults
+    from sgt_ds.config import GrowthConfig, growth_faults
     from sgt_ds.errors import UserError
-    from sgt_ds.growth import POLICIES, build_policy
+    from sgt_ds.growth import build_policy, check_method
 
-    if method not in POLICIES:
-        raise UserError(path, "--method", f"'{method}' is none of {', '.join(POLICIES)}")
+    check_method(method, str(path), "--method")
     try:
         settings = GrowthConfig.model_validate(growth)
     except ValidationError as error:
         detail = error.errors()[0]
         mend = f"{detail['msg']} (got {detail['input']!r}); correct it"
         raise UserError(path, _flag(str(detail["loc"][0])), mend) from None
-    for key, fault in growth_faults(cast(Method, method), settings, model):
+    for key, fault in growth_faults(method, settings, model):
         raise UserError(path, _flag(key), fault)
     return build_policy(method, settings, model), settings
 

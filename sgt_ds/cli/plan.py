@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
-    from sgt_ds.config import GrowthConfig, Method, ModelConfig, RunConfig
+    from sgt_ds.config import GrowthConfig, ModelConfig, RunConfig
     from sgt_ds.flops import Layout, Plan, Speed
 
 HERE = "command line"
@@ -126,12 +126,12 @@ def show(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     """The plan, and the name of the preset where the shape is one."""
-    from sgt_ds.config import PRESETS, Method, load_run_config
+    from sgt_ds.config import PRESETS, load_run_config
     from sgt_ds.flops import PAPER_PRESET, Recipe, plan, recipe_of_journal, recipe_of_run
-    from sgt_ds.growth import journal_in
+    from sgt_ds.growth import POLICIES, journal_in
 
     _check_known("--preset", options.preset, tuple(PRESETS))
-    _check_known("--method", options.method, get_args(Method))
+    _check_known("--method", options.method, tuple(POLICIES))
     config: RunConfig | None = None
     journal = None if options.journal is None else journal_in(options.journal)
     preset: str | None = options.preset
@@ -147,7 +147,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     model = PRESETS[options.preset] if options.preset else recipe.model
     if options.vocab_size:
         model = model.model_copy(update={"vocab_size": options.vocab_size})
-    method: Method = options.method or recipe.method
+    method: str = options.method or recipe.method
     global_batch = options.global_batch or recipe.global_batch_size
     source = HERE if options.run is None else str(options.run)
     result = plan(
@@ -173,7 +173,7 @@ def _check_known(flag: str, value: str | None, known: tuple[str, ...]) -> None:
 def _growth(
     options: argparse.Namespace,
     base: GrowthConfig,
-    method: Method,
+    method: str,
     model: ModelConfig,
     source: str,
 ) -> GrowthConfig:

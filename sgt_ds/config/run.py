@@ -16,14 +16,8 @@ from pydantic import (
 
 from sgt_ds.config.model import PRESETS, ModelConfig, Section
 
-Method = Literal[
-    "vanilla",
-    "block_loop",
-    "attention_loop",
-    "high_entropy_loop",
-    "low_entropy_loop",
-    "sgt",
-]
+# Methods whose layers are named, not grown.
+LISTED_LAYERS = ("block_loop", "attention_loop", "high_entropy_loop", "low_entropy_loop")
 Entry = Literal["decay", "none", "ramp"]
 Direction = Literal["d2s", "s2d"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -180,8 +174,8 @@ class RunConfig(Section):
     """Name of a model shape; `model` may change single values of it."""
     model: ModelConfig
     """Shape of the model."""
-    method: Method = "sgt"
-    """Growth policy."""
+    method: str = "sgt"
+    """Growth policy: a name of growth's registry."""
     growth: GrowthConfig = GrowthConfig()
     data: DataConfig
     training: TrainingConfig = TrainingConfig()
@@ -218,13 +212,14 @@ class RunConfig(Section):
         return self
 
 
-def growth_faults(
-    method: Method, growth: GrowthConfig, model: ModelConfig
-) -> list[tuple[str, str]]:
-    """What in `growth` the method or the model's shape does not allow: pairs (key, fault and mend)."""
+def growth_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list[tuple[str, str]]:
+    """What in `growth` the method or the model's shape does not allow: pairs (key, fault and mend).
+
+    Nothing is said of a method that is not known here: its policy checks what it needs.
+    """
     faults: list[tuple[str, str]] = []
     last = model.num_layers - 1
-    if method == "vanilla":
+    if method not in ("sgt", *LISTED_LAYERS):
         return faults
     for layer in growth.exclude_layers:
         if layer > last:

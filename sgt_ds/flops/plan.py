@@ -83,6 +83,16 @@ class Outcome:
     events: tuple[Event, ...]
     segments: tuple[tuple[Segment, int], ...]
     """The run's parts, each with the model's FLOPs of one token."""
+    vanilla_flops_per_token: int
+
+    def overhead_at(self, step: int) -> float:
+        """Cumulative overhead after `step` updates, a ratio; 0 at step 0."""
+        spent = sum(
+            max(0, min(segment.end, step) - segment.start) * flops
+            for segment, flops in self.segments
+        )
+        vanilla = step * self.vanilla_flops_per_token
+        return (spent - vanilla) / vanilla if step else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """The short form: totals and where growth ended."""
@@ -258,6 +268,7 @@ def _price(
         counter.overhead_ratio,
         tuple(events),
         tuple(segments),
+        vanilla_flops_per_token(model, sequence_length),
     )
 
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
 from sgt_ds.config import (
     PRESETS,
     GrowthConfig,
-    Method,
     ModelConfig,
     RunConfig,
     precision_of,
@@ -20,7 +18,7 @@ from sgt_ds.config import (
 )
 from sgt_ds.errors import UserError
 from sgt_ds.flops.memory import DEEPSPEED_BUCKET, Layout
-from sgt_ds.growth import read_journal
+from sgt_ds.growth import check_method, read_journal
 
 PAPER_PRESET = "573m"
 """The shape that is planned where none is named."""
@@ -31,7 +29,7 @@ class Recipe:
     """All that FLOPs depend on; by default the paper's main experiment."""
 
     model: ModelConfig = PRESETS[PAPER_PRESET]
-    method: Method = "sgt"
+    method: str = "sgt"
     growth: GrowthConfig = field(default_factory=GrowthConfig)
     sequence_length: int = 4096
     global_batch_size: int = 1024
@@ -66,10 +64,8 @@ def recipe_of_journal(path: Path) -> Recipe:
                 path, "line 1", f"the header's {key} is {value!r}, no count; correct it"
             )
         counts.append(value)
-    for method in get_args(Method):
-        if method == header.method:
-            return Recipe(header.model, method, header.growth, *counts)
-    raise UserError(path, "line 1", f"the header's method '{header.method}' is unknown; correct it")
+    check_method(header.method, f"{path}: line 1")
+    return Recipe(header.model, header.method, header.growth, *counts)
 
 
 def layout_of_run(config: RunConfig, world_size: int, config_file: str | Path) -> Layout:

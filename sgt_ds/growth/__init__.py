@@ -20,9 +20,9 @@ from sgt_ds.growth.lines import (
     journal_in,
     read_journal,
 )
-from sgt_ds.growth.policy import POLICIES, Policy, build_policy
+from sgt_ds.growth.policy import POLICIES, Policy, build_policy, check_method
 from sgt_ds.growth.replay import change_as_json, decisions, replay
-from sgt_ds.growth.requests import freeze_requested, request_freeze
+from sgt_ds.growth.requests import request_freeze
 from sgt_ds.growth.state import VANILLA, Loop, Scope, State
 from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
 
@@ -54,9 +54,9 @@ __all__ = [
     "State",
     "build_policy",
     "change_as_json",
+    "check_method",
     "compare",
     "decisions",
-    "freeze_requested",
     "journal_header",
     "journal_in",
     "loops_as_json",

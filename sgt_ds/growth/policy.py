@@ -5,6 +5,7 @@ A policy is pure: equal arguments, equal decisions. It knows no model and no pro
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -54,13 +55,20 @@ POLICIES: Mapping[str, str] = MappingProxyType(
 )
 
 
+def check_method(method: str, source: str, field: str = "method") -> None:
+    """Raises: UserError naming `source` and `field` where no policy has that name."""
+    if method not in POLICIES:
+        near = difflib.get_close_matches(method, POLICIES, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise UserError(source, field, f"'{method}' is unknown{hint}; known: {', '.join(POLICIES)}")
+
+
 def build_policy(method: str, growth: GrowthConfig, model: ModelConfig) -> Policy:
     """The policy that a configuration asks for.
 
     Raises: UserError for an unknown method, or a journal to pick layers from that can't be used.
     """
-    if method not in POLICIES:
-        raise UserError("configuration", "method", f"'{method}' is none of {', '.join(POLICIES)}")
+    check_method(method, "configuration")
     module, _, factory = POLICIES[method].partition(".")
     make = getattr(importlib.import_module(f"sgt_ds.growth.{module}"), factory)
     policy: Policy = make(growth, model)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.files import write_text_atomically
 from sgt_ds.growth.lines import journal_in
-
-_FREEZE = Path("control") / "freeze"
 
 
 def request_freeze(run: Path) -> Path:
@@ -19,15 +18,10 @@ def request_freeze(run: Path) -> Path:
     if not run.is_dir():
         raise UserError(run, None, "is no run directory; give the run_dir of a run")
     journal_in(run)
-    request = run / _FREEZE
+    request = RunLayout(run).freeze_request
     try:
         request.parent.mkdir(exist_ok=True)
         write_text_atomically(request, "freeze growth\n")
     except OSError as error:
         raise UserError(request, None, f"cannot be written ({error.strerror})") from None
     return request
-
-
-def freeze_requested(run: Path) -> bool:
-    """Whether somebody asked this run to freeze its growth. The request stays: a resume obeys it."""
-    return (run / _FREEZE).exists()

@@ -1,18 +1,51 @@
-"""Training: the DeepSpeed engine, the loop, resuming, and what ends a run early."""
+"""Training: the DeepSpeed engine, the loop, resuming, what ends a run early, and the step's bench.
 
-from sgt_ds.training.build import build_trainer, run
-from sgt_ds.training.engine import Ranks, join_ranks, leave_ranks
-from sgt_ds.training.resume import restore
+Loaded part by part when first asked for: the bench needs no DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from sgt_ds.training.run_directory import check_run_directory
-from sgt_ds.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from sgt_ds.training.bench import Row, Setting, bench_as_json, bench_step
+    from sgt_ds.training.build import build_trainer, run
+    from sgt_ds.training.engine import Ranks, join_ranks, leave_ranks
+    from sgt_ds.training.trainer import Trainer
 
 __all__ = [
     "Ranks",
+    "Row",
+    "Setting",
     "Trainer",
+    "bench_as_json",
+    "bench_step",
     "build_trainer",
     "check_run_directory",
     "join_ranks",
     "leave_ranks",
-    "restore",
     "run",
 ]
+
+_NEEDS_TORCH = {
+    "Ranks": "engine",
+    "Row": "bench",
+    "Setting": "bench",
+    "Trainer": "trainer",
+    "bench_as_json": "bench",
+    "bench_step": "bench",
+    "build_trainer": "build",
+    "join_ranks": "engine",
+    "leave_ranks": "engine",
+    "run": "build",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is first asked for."""
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)

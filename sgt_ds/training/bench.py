@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sgt_ds.config import Entry, Method, ModelConfig
+from sgt_ds.config import Entry, ModelConfig
 from sgt_ds.flops import loop_flops_per_token, parameter_count, vanilla_flops_per_token
 from sgt_ds.growth import Loop, Passes, Scope, State, passes_at
 from sgt_ds.model import LoopInputs, Transformer, loop_inputs
@@ -32,7 +32,7 @@ class Setting:
     """What is measured, and how."""
 
     model: ModelConfig
-    method: Method
+    method: str
     depth: int
     """Passes of a looping layer after the main one (K_max of sgt)."""
     layers: int
@@ -150,7 +150,7 @@ def bench_step(setting: Setting) -> list[Row]:
     ]
 
 
-def as_json(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
+def bench_as_json(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
     """The measurement as one document: what was measured, on what, and each row."""
     cuda = setting.device.type == "cuda"
     return {

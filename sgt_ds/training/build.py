@@ -10,12 +10,12 @@ import torch
 from sgt_ds import __version__
 from sgt_ds.config import RunConfig, RunLayout, config_hash
 from sgt_ds.data import Loader, check_data, open_token_set, validation_batches
-from sgt_ds.flops import FlopsCounter
+from sgt_ds.flops import FlopsCounter, Plan, plan
 from sgt_ds.growth import GrowthController, Journal, build_policy, journal_header
 from sgt_ds.model import Transformer
 from sgt_ds.telemetry import Exporter, peak_flops
 from sgt_ds.training.engine import Ranks, build_engine
-from sgt_ds.training.faults import StopRequest
+from sgt_ds.training.faults import Requests
 from sgt_ds.training.resume import RunCheckpoints, restore
 from sgt_ds.training.run_directory import MetricsFile, prepare_run_directory, set_up_logging
 from sgt_ds.training.trainer import Trainer
@@ -85,9 +85,22 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         telemetry=_start_telemetry(config, ranks),
         metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
         checkpoints=RunCheckpoints(config, ranks, engine, tokenizer=tokenizer),
-        stop=StopRequest(layout.stop_request),
+        requests=Requests(layout),
         validation=_validation(config, ranks, engine),
         peak_flops=_peak_flops(ranks.device),
+        planned_overhead=_planned(config).outcome.overhead_at,
+    )
+
+
+def _planned(config: RunConfig) -> Plan:
+    """The plan of the earliest possible growth: what the overhead is held against."""
+    return plan(
+        config.model,
+        config.method,
+        config.growth,
+        sequence_length=config.data.sequence_length,
+        global_batch_size=config.training.global_batch_size,
+        steps=config.training.steps,
     )
 
 

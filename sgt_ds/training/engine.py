@@ -42,11 +42,11 @@ class Ranks:
         """Global rank 0 writes journal, metrics and log, and exports the model-wide series."""
         return self.rank == 0
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank: the same answer on all of them. Collective."""
-        votes = torch.tensor([int(flag)])
+    def any(self, *flags: bool) -> list[bool]:
+        """For each flag, whether it is set on any rank: the same answer on all. Collective."""
+        votes = torch.tensor(flags, dtype=torch.uint8)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.host_group)
-        return bool(votes.item())
+        return [bool(vote) for vote in votes.tolist()]
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""

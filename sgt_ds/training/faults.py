@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 from types import FrameType
 
+from sgt_ds.config import RunLayout
 from sgt_ds.errors import Diverged
 
 
-class StopRequest:
-    """Whether this rank has been asked to stop: by SIGTERM or SIGINT, or by a file in the run.
+class Requests:
+    """What this rank has been asked: to stop, by SIGTERM, SIGINT or a file; to freeze, by a file.
 
-    Only remembers; the ranks agree by a collective between two steps, save and end together.
+    Only remembers; the ranks agree by a collective between two steps and act together.
     """
 
-    def __init__(self, request: Path) -> None:
-        self._file = request
+    def __init__(self, layout: RunLayout) -> None:
+        self._stop_file, self._freeze_file = layout.stop_request, layout.freeze_request
         self._signalled = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._remember)
@@ -24,13 +24,17 @@ class StopRequest:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True
 
-    def is_set(self) -> bool:
+    def stop(self) -> bool:
         """Whether a signal came or the stop file is there."""
-        return self._signalled or self._file.exists()
+        return self._signalled or self._stop_file.exists()
 
-    def clear(self) -> None:
-        """Take the stop file away: a new start must not end at once."""
-        self._file.unlink(missing_ok=True)
+    def freeze(self) -> bool:
+        """Whether growth is to decide nothing any more. The file stays: a resume obeys it too."""
+        return self._freeze_file.exists()
+
+    def stopped(self) -> None:
+        """Take the stop file away when it has been obeyed: a new start must not end at once."""
+        self._stop_file.unlink(missing_ok=True)
 
 
 class SkippedSteps:

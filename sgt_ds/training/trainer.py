@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from sgt_ds.config import RunConfig
 from sgt_ds.data import Loader
 from sgt_ds.flops import FlopsCounter
-from sgt_ds.growth import GrowthController
+from sgt_ds.growth import Decision, GrowthController
 from sgt_ds.model import loop_inputs
 from sgt_ds.progress import duration
 from sgt_ds.telemetry import Exporter, StepRecord
 from sgt_ds.training.engine import Ranks, set_learning_rate
-from sgt_ds.training.faults import SkippedSteps, StopRequest
+from sgt_ds.training.faults import Requests, SkippedSteps
 from sgt_ds.training.run_directory import MetricsFile
 from sgt_ds.training.schedule import learning_rate
 from sgt_ds.training.totals import StepTotals
@@ -67,10 +68,14 @@ class Trainer:
         telemetry: Exporter | None,
         metrics: MetricsFile | None,
         checkpoints: Checkpoints,
-        stop: StopRequest,
+        requests: Requests,
         validation: ValidationLoss | None,
         peak_flops: float | None,
+        planned_overhead: Callable[[int], float],
     ) -> None:
+        """`validation`: None without a validation set. `peak_flops`: of one device, None where
+        unknown. `planned_overhead`: the cumulative FLOPs overhead that is planned at a step.
+        """
         self.config = config
         self.ranks = ranks
         self.engine = engine
@@ -80,9 +85,10 @@ class Trainer:
         self.telemetry = telemetry
         self.metrics = metrics
         self.checkpoints = checkpoints
-        self.stop = stop
+        self.requests = requests
         self.validation = validation
         self.peak_flops = peak_flops
+        self.planned_overhead = planned_overhead
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
         self._started_at = (0.0, 0)  # seconds and step at which this process began to train
@@ -100,7 +106,10 @@ class Trainer:
             while self.clock.step < self.config.training.steps:
                 if self.train_step():
                     self._after_step()
-                if self.ranks.any(self.stop.is_set()):
+                freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
+                if freeze:
+                    self._note(self.growth.freeze(self.clock.step, self.flops.total))
+                if stop:
                     self._stop()
                     end = "stopped"
                     return
@@ -156,7 +165,9 @@ class Trainer:
 
         Raises: StateMismatch, naming the ranks.
         """
-        decision = self.growth.decide(self.clock.step, self.flops.total)
+        self._note(self.growth.decide(self.clock.step, self.flops.total))
+
+    def _note(self, decision: Decision | None) -> None:
         if decision is None:
             return
         log.info("step %d: %s: %s", decision.step, decision.rule, decision.reason)
@@ -229,9 +240,8 @@ class Trainer:
     def _stop(self) -> None:
         log.info("step %d: asked to stop; saving", self.clock.step)
         self.save()
-        # Taken away only when it has been obeyed: a new start must not end at once.
         if self.ranks.is_main:
-            self.stop.clear()
+            self.requests.stopped()
 
     def _count_skip(self) -> None:
         # Its entropy enters neither the moving average nor the journal.
@@ -279,6 +289,7 @@ class Trainer:
             phase=self.growth.phase(self.clock.step),
             loops=self.growth.state,
             entropy=entropy.mean if entropy is not None else None,
+            planned_overhead_ratio=self.planned_overhead(self.clock.step),
         )
 
     def _progress_line(self, record: StepRecord) -> str:
