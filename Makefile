@@ -1,19 +1,35 @@
-# Everything that the project runs. `make demo` and `make test` set up .venv by themselves.
+# Everything that the project runs. Each target sets up .venv by itself.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Shards of your own for the demo: make demo DATA='c4/*.json.gz'
+DATA ?=
 
-.PHONY: install demo test check format lint types bench clean
+.PHONY: install demo test check format lint types bench services clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { \
+	  echo "Debian keeps venv in a package of its own; installing python3-venv" >&2; \
+	  apt-get install -y -q python3-venv && $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[hf,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[hf,mpi,dev]'
 	touch $@
+
+demo: $(STAMP)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m sgt_ds.demo $(if $(DATA),--data '$(DATA)')
+
+test: $(STAMP) services
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+
+# What some tests run against: a real Prometheus, sshd, MPI. Says what it can't install.
+services:
+	sh tests/install_services.sh
+
+check: lint types test
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -26,10 +42,8 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-test: $(STAMP)
-	$(BIN)/python -m pytest
-
-check: lint types test
+bench: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/sgt-ds bench step --preset demo --k-max 2 --rounds 20
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
