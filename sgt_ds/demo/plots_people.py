@@ -124,7 +124,7 @@ def errand(world: World) -> Iterator[Stage]:
     yield [
         tell(
             "{hour} {h} [got|bought|found] the {x} [first|without trouble], and then the {y}.",
-            "{hour} the {x} was [in the basket|already in the basket], and so was the {y}.",
+            "{hour} {h} [put|laid] the {x} into the basket, and [then|after that] the {y}.",
             hour=world.hour(),
             **known,
         ),

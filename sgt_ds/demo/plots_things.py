@@ -90,8 +90,8 @@ def rescue(world: World) -> Iterator[Stage]:
             "{hour} the children heard a [cry|faint cry|strange sound] [behind a house|close by|"
             "not far from {p}].",
             "{hour} {h} and {f} [heard something|were stopped by a sound] [on the way|near {p}].",
-            "{hour} {f} [stopped and|stood still and] pointed at something [white|dark|small] that "
-            "moved.",
+            "{hour} {f} [stopped and|stood still and] pointed at something that moved "
+            "[in the distance|among the leaves|behind a wall].",
             hour=world.hour(),
             p=world.place(),
         ),

@@ -161,7 +161,8 @@ def run(
     console.command(argv, environment or {})
     with Running(argv, environment or {}, log) as command:
         while (line := command.next_line(0.2)) is not None:
-            if line and line in command.stderr[-1:]:
+            # Its error line is shown once, at the end.
+            if line and line in command.stderr[-1:] and not line.startswith("sgt-ds"):
                 console.progress(line)
         code = command.wait()
     if code:

@@ -30,9 +30,7 @@ def opening(world: World) -> str:
             tell(
                 "[Every day|On most days|Often] {h} [visited|helped] {e} the {e.trade} {e.place.at}.",
                 "{e} the {e.trade} [was fond of|knew and liked] {h.him}[| and {f}].",
-                "{h.his} [uncle|neighbour] was {e} the {e.trade}."
-                if world.elder.he == "he"
-                else "{h.his} [aunt|neighbour] was {e} the {e.trade}.",
+                "{h.his} neighbour was {e} the {e.trade}.",
             ),
             tell(
                 "One {day} {w.opening}, and around {e.place} {w.effect}.",
