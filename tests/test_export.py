@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from sgt_ds.checkpoints.manifest import read_manifest, record_of, write_manifest
 from sgt_ds.cli import main
 from sgt_ds.inference import convert
 from sgt_ds.inference.zero import MasterWeights
@@ -309,12 +311,9 @@ def _another_architecture(checkpoint: Path) -> None:
     values = json.loads(file.read_text())
     values["model"]["num_layers"] += 1
     file.write_text(json.dumps(values))
-    from sgt_ds.checkpoints.manifest import record_of
-
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    record = record_of(file)
-    manifest["files"]["state.json"] = {"size": record.size, "xxh3": record.xxh3}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    manifest = read_manifest(checkpoint)
+    files = {**manifest.files, file.name: record_of(file)}
+    write_manifest(checkpoint, dataclasses.replace(manifest, files=files))
 
 
 @pytest.mark.parametrize(
