@@ -125,7 +125,8 @@ def test_one_flipped_bit_in_any_file_is_found_and_named(copy: Path) -> None:
             path.write_bytes(damaged)
             faults = verify(checkpoint)
             # A bit of the manifest can change what it says of another file.
-            assert faults if name == "manifest.json" else [name in fault for fault in faults] == [1]
+            assert len(faults) == 1, faults
+            assert name in faults[0] or name == "manifest.json"
         path.write_bytes(content)
         assert verify(checkpoint) == []
 
@@ -262,7 +263,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
     assert victim.name in fault
     with pytest.raises(UserError):
         load_payload(victim)
-    finish(start(copy, 1, steps=12, every=3, load="newest"), expect=0)  # goes by step 9
+    assert run(copy, 1, steps=9, every=3, load="newest")[0]["loaded"] == 9
     shutil.rmtree(copy / "step-00000009")
     assert newest_good(copy) is None
     assert not mark.exists()

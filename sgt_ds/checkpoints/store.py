@@ -120,11 +120,12 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
             continue
         if name.endswith(PAYLOAD_SUFFIX) and (foreign := payload_fault(path / name)):
             faults.append(f"{name}: {foreign}")
-    try:
-        read_state(path)
-    except UserError as error:
-        if STATE_NAME not in broken:
-            faults.append(f"{STATE_NAME}: {error.field or ''} {error.mend}".replace(":  ", ": "))
+    if not any(fault.startswith(f"{STATE_NAME}:") for fault in faults):
+        try:
+            read_state(path)
+        except UserError as error:
+            where = f" {error.field}:" if error.field else ""
+            faults.append(f"{STATE_NAME}:{where} {error.mend}")
     return faults
 
 
