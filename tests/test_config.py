@@ -148,6 +148,10 @@ def test_bf16_gradients_are_checked_and_added_up_in_fp32(run_file: Path, tmp_pat
         ({"optimizer": {"type": "AdamW"}}, "optimizer"),
         ({"fp16": {"enabled": True}}, "fp16.enabled"),
         ({"bf16": True}, "bf16"),
+        (
+            {"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}},
+            "zero_optimization.stage",
+        ),
         ({"train_batch_size": 512}, "train_batch_size"),
     ],
 )

@@ -85,7 +85,13 @@ def resolve_deepspeed(
     values.setdefault("zero_allow_untested_optimizer", True)
     # One progress line of ours instead of DeepSpeed's.
     values.setdefault("steps_per_print", 10**9)
-    if values.get("bf16", {}).get("enabled"):
+    if precision_of(values) == "bf16":
+        if stage == 0:
+            raise UserError(
+                path,
+                "zero_optimization.stage",
+                "0 under bf16 cannot add gradients up in fp32; use 1 or 2",
+            )
         # Without it bf16 gradients add up in bf16, and an inf under a finite loss reaches Adam.
         values["bf16"].setdefault("check_grad_overflow", True)
         values.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")

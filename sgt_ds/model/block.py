@@ -82,5 +82,7 @@ def _attention_loop(
 
 def _feed_forward(x: Tensor, weights: BlockWeights, eps: float) -> Tensor:
     normed = rms_norm(x, weights.mlp_norm, eps)
-    gate, up = F.linear(normed, weights.gate_up.to(x.dtype)).chunk(2, dim=-1)
+    gate_rows, up_rows = weights.gate_up.to(x.dtype).chunk(2)
+    # Two products: after one, backward would have to lay both gradients side by side again.
+    gate, up = F.linear(normed, gate_rows), F.linear(normed, up_rows)
     return F.linear(F.silu(gate) * up, weights.down.to(x.dtype))
