@@ -45,12 +45,11 @@ class Checkpoints(Protocol):
 class Clock:
     """How far a run has come. `step` counts applied updates only: it is the growth clock.
 
-    `tokens`: of all consumed batches, skipped ones too. `run_seconds`: spent in updates.
+    `tokens`: of all consumed batches, skipped ones too.
     """
 
     step: int = 0
     tokens: int = 0
-    run_seconds: float = 0.0
 
 
 class Trainer:
@@ -93,6 +92,7 @@ class Trainer:
         self.skips = SkippedSteps(config.training.max_skipped_steps)
         self._started_at = (0.0, 0)  # seconds and step at which this process began to train
         self._last_logged = (0.0, 0)  # seconds and tokens
+        self._saved_step = -1
 
     def train(self) -> None:
         """Run the remaining updates, or those until a request to stop.
@@ -109,11 +109,12 @@ class Trainer:
                 freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
                 if freeze:
                     self._note(self.growth.freeze(self.clock.step, self.flops.total))
-                if stop:
+                if stop and self.clock.step < self.config.training.steps:
                     self._stop()
                     end = "stopped"
                     return
             end = "completed"
+            log.info("step %d: the run is complete", self.clock.step)
         finally:
             if self.telemetry is not None:
                 self.telemetry.finish(end)
@@ -142,7 +143,6 @@ class Trainer:
         tokens = training.global_batch_size * self.config.data.sequence_length
         clock.tokens += tokens
         self.flops.add(tokens, passes)
-        clock.run_seconds += time.perf_counter() - started
         # A finite loss can hide an inf gradient: the engine judges the reduced gradients,
         # and every rank gets the same verdict.
         if not self.engine.was_step_applied():
@@ -178,6 +178,7 @@ class Trainer:
         """Save a checkpoint. Collective."""
         self.growth.flush()  # the journal first: resume cuts it back to here
         seconds = self.checkpoints.save(self.clock.step, self.state_dict())
+        self._saved_step = self.clock.step
         log.info("step %d: checkpoint saved in %.1f s", self.clock.step, seconds)
         if self.telemetry is not None:
             self.telemetry.publish_checkpoint(seconds)
@@ -187,7 +188,6 @@ class Trainer:
         return {
             "entry": self.growth.policy.entry,
             "tokens": self.clock.tokens,
-            "run_seconds": self.clock.run_seconds,
             "batches": self.loader.batches,
             "skipped_steps": self.skips.total,
             "data_fingerprint": self.loader.fingerprint,
@@ -199,7 +199,7 @@ class Trainer:
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Go on from where a checkpoint was taken. `values`: its state, with `step`."""
-        self.clock = Clock(values["step"], values["tokens"], values["run_seconds"])
+        self.clock = Clock(values["step"], values["tokens"])
         self.skips.total = values["skipped_steps"]
         self.loader.seek(values["batches"])
         self.flops.load_state_dict(values["flops"])
@@ -238,8 +238,9 @@ class Trainer:
             self._last_logged = (time.perf_counter(), self.clock.tokens)
 
     def _stop(self) -> None:
-        log.info("step %d: asked to stop; saving", self.clock.step)
-        self.save()
+        log.info("step %d: asked to stop", self.clock.step)
+        if self._saved_step != self.clock.step:
+            self.save()
         if self.ranks.is_main:
             self.requests.stopped()
 
