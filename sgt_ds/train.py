@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgt_ds.config import RunConfig, load_run_config
+from sgt_ds.config import RunConfig, check_run_directory, load_run_config
 from sgt_ds.errors import SgtError
+from sgt_ds.growth import check_method
 
 log = logging.getLogger("sgt_ds")
 
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     joined = False
     try:
         config, config_file = _configuration(arguments)
-        from sgt_ds.training import check_run_directory, join_ranks, leave_ranks, run
+        from sgt_ds.training import join_ranks, leave_ranks, run
 
         resuming = check_run_directory(config)
         ranks = join_ranks(config.training.collective_timeout_seconds)
@@ -54,7 +55,9 @@ def _configuration(arguments: Sequence[str] | None) -> tuple[RunConfig, str]:
     overrides = list(options.overrides)
     if options.deepspeed_config is not None:
         overrides.append(f"deepspeed={options.deepspeed_config}")
-    return load_run_config(options.run, overrides), str(options.run)
+    config = load_run_config(options.run, overrides)
+    check_method(config.method, str(options.run))
+    return config, str(options.run)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import torch
 
-from sgt_ds.config import load_run_config
+from sgt_ds.config import load_run_config, prepare_run_directory
 from sgt_ds.training import build_trainer, join_ranks, leave_ranks
-from sgt_ds.training.run_directory import prepare_run_directory, set_up_logging
+from sgt_ds.training.run_directory import set_up_logging
 
 arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
 config = load_run_config(Path(arguments[0]), arguments[1:])
 ranks = join_ranks(60)
-if ranks.is_main:
-    prepare_run_directory(config)
-ranks.barrier()
+ranks.on_main(lambda: prepare_run_directory(config))
 set_up_logging(config.run_dir, ranks.rank)
 trainer = build_trainer(config, ranks, arguments[0])
 

@@ -29,6 +29,7 @@ from sgt_ds.config.run import (
     TrainingConfig,
     growth_faults,
 )
+from sgt_ds.config.run_directory import check_run_directory, prepare_run_directory
 
 __all__ = [
     "PRESETS",
@@ -47,12 +48,14 @@ __all__ = [
     "TelemetryConfig",
     "TrainingConfig",
     "accumulation_steps",
+    "check_run_directory",
     "config_differences",
     "config_hash",
     "dump_run_config",
     "growth_faults",
     "load_run_config",
     "precision_of",
+    "prepare_run_directory",
     "read_deepspeed_json",
     "resolve_deepspeed",
 ]

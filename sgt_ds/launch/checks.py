@@ -11,13 +11,7 @@ import socket
 import time
 from pathlib import Path
 
-from sgt_ds.config import (
-    RunConfig,
-    RunLayout,
-    config_differences,
-    load_run_config,
-    resolve_deepspeed,
-)
+from sgt_ds.config import RunConfig, check_run_directory, resolve_deepspeed
 from sgt_ds.errors import UserError
 from sgt_ds.launch.command import Target, check_launcher, is_this_host
 
@@ -31,7 +25,7 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     """
     check_launcher(target)
     resolve_deepspeed(config, target.world_size, config_file)
-    _check_run_directory(config)
+    check_run_directory(config)
     for host in target.hosts:
         if target.local or is_this_host(host):
             _check_ports(config, config_file, host.slots)
@@ -75,13 +69,6 @@ def check_build_locks(cache: Path | None = None) -> None:
                 f"is {age / 60:.0f} minutes old: a build that was killed left it, and every run "
                 "would wait for it; remove it",
             )
-
-
-def _check_run_directory(config: RunConfig) -> None:
-    """The ranks check this as well, for runs that the raw launcher starts."""
-    saved = RunLayout(config.run_dir).config
-    if saved.exists() and (differences := config_differences(load_run_config(saved), config)):
-        raise UserError(saved, differences[0], "run_dir holds another run; choose another run_dir")
 
 
 def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:

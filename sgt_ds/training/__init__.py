@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.training.run_directory import check_run_directory
-
 if TYPE_CHECKING:
     from sgt_ds.training.bench import Row, Setting, bench_as_json, bench_step
     from sgt_ds.training.build import build_trainer, run
@@ -24,7 +22,6 @@ __all__ = [
     "bench_as_json",
     "bench_step",
     "build_trainer",
-    "check_run_directory",
     "join_ranks",
     "leave_ranks",
     "run",

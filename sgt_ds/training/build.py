@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sgt_ds import __version__
-from sgt_ds.config import RunConfig, RunLayout, config_hash
+from sgt_ds.config import RunConfig, RunLayout, config_hash, prepare_run_directory
 from sgt_ds.data import Loader, check_data, open_token_set, validation_batches
 from sgt_ds.flops import FlopsCounter, Plan, plan
 from sgt_ds.growth import GrowthController, Journal, build_policy, journal_header
@@ -17,7 +17,7 @@ from sgt_ds.telemetry import Exporter, peak_flops
 from sgt_ds.training.engine import Ranks, build_engine
 from sgt_ds.training.faults import Requests
 from sgt_ds.training.resume import RunCheckpoints, restore
-from sgt_ds.training.run_directory import MetricsFile, prepare_run_directory, set_up_logging
+from sgt_ds.training.run_directory import MetricsFile, set_up_logging
 from sgt_ds.training.trainer import Trainer
 from sgt_ds.training.validation import ValidationLoss
 
@@ -29,9 +29,7 @@ def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) ->
     Raises: UserError, Diverged, StateMismatch.
     """
     check_data(config.data, config.model)
-    if ranks.is_main:
-        prepare_run_directory(config)
-    ranks.barrier()
+    ranks.on_main(lambda: prepare_run_directory(config))
     set_up_logging(config.run_dir, ranks.rank)
     trainer = build_trainer(config, ranks, config_file)
     try:

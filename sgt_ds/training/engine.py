@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 from sgt_ds.config import OptimizerConfig, RunConfig, resolve_deepspeed
+from sgt_ds.errors import UserError
 
 # Set for one process that no launcher started, so that `python -m sgt_ds.train` works as well.
 _SINGLE_PROCESS = {
@@ -48,9 +49,20 @@ class Ranks:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.host_group)
         return [bool(vote) for vote in votes.tolist()]
 
-    def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
-        dist.barrier(group=self.host_group)
+    def on_main(self, action: Callable[[], None]) -> None:
+        """Let rank 0 act while the others wait. Collective.
+
+        Raises: rank 0's UserError, on all ranks.
+        """
+        box: list[tuple[str, str | None, str] | None] = [None]
+        if self.is_main:
+            try:
+                action()
+            except UserError as error:
+                box[0] = (error.file, error.field, error.mend)
+        dist.broadcast_object_list(box, src=0, group=self.host_group)
+        if box[0] is not None:
+            raise UserError(*box[0])
 
 
 def join_ranks(timeout_seconds: float) -> Ranks:

@@ -1,4 +1,4 @@
-"""The files of a run directory that the trainer owns: run.yaml, metrics.jsonl, logs."""
+"""The files of a run directory that the trainer writes: metrics.jsonl and logs."""
 
 from __future__ import annotations
 
@@ -9,40 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sgt_ds.config import RunConfig, RunLayout, config_differences, dump_run_config, load_run_config
-from sgt_ds.errors import UserError
+from sgt_ds.config import RunLayout
 from sgt_ds.files import write_text_atomically
-
-
-def check_run_directory(config: RunConfig) -> bool:
-    """Whether `run_dir` already holds this run.
-
-    Raises: UserError where it holds another run, or where `resume: never` meets an existing one.
-    """
-    saved = RunLayout(config.run_dir).config
-    if not saved.exists():
-        if config.run_dir.exists() and not config.run_dir.is_dir():
-            raise UserError(config.run_dir, "run_dir", "is a file; choose another run_dir")
-        return False
-    differences = config_differences(load_run_config(saved), config)
-    if differences:
-        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-        raise UserError(
-            saved, differences[0], f"run_dir holds another run{more}; choose another run_dir"
-        )
-    if config.resume == "never":
-        raise UserError(
-            saved, "resume", "is never, but run_dir holds this run; remove it or resume"
-        )
-    return True
-
-
-def prepare_run_directory(config: RunConfig) -> None:
-    """Make the run directory and save the resolved configuration."""
-    layout = RunLayout(config.run_dir)
-    for folder in (layout.checkpoints, layout.logs, layout.stop_request.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(layout.config, dump_run_config(config))
 
 
 def set_up_logging(run_dir: Path, rank: int) -> logging.Logger:

@@ -1,0 +1,48 @@
+"""Whose a run directory is: checked before a launch, checked and made by the ranks. No torch."""
+
+from __future__ import annotations
+
+from sgt_ds.config.layout import RunLayout
+from sgt_ds.config.loading import config_differences, dump_run_config, load_run_config
+from sgt_ds.config.run import RunConfig
+from sgt_ds.errors import UserError
+from sgt_ds.files import write_text_atomically
+
+
+def check_run_directory(config: RunConfig) -> bool:
+    """Whether `run_dir` already holds this run.
+
+    Raises: UserError where it holds another run, or where `resume: never` meets an existing one.
+    """
+    saved = RunLayout(config.run_dir).config
+    if not saved.exists():
+        if config.run_dir.exists() and not config.run_dir.is_dir():
+            raise UserError(config.run_dir, "run_dir", "is a file; choose another run_dir")
+        return False
+    differences = config_differences(load_run_config(saved), config)
+    if differences:
+        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+        raise UserError(
+            saved, differences[0], f"run_dir holds another run{more}; choose another run_dir"
+        )
+    if config.resume == "never":
+        raise UserError(
+            saved, "resume", "is never, but run_dir holds this run; remove it or resume"
+        )
+    return True
+
+
+def prepare_run_directory(config: RunConfig) -> None:
+    """Make the run directory and save the resolved configuration.
+
+    Raises: UserError where it cannot be written.
+    """
+    layout = RunLayout(config.run_dir)
+    try:
+        for folder in (layout.checkpoints, layout.logs, layout.stop_request.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(layout.config, dump_run_config(config))
+    except OSError as error:
+        raise UserError(
+            config.run_dir, "run_dir", f"cannot be written ({error.strerror}); choose another"
+        ) from None
