@@ -83,3 +83,19 @@ def test_a_second_model_compiles_what_the_first_did(compiled: Transformer) -> No
     before = graphs()
     run(Transformer(CONFIG, seed=4, compile_blocks=True), {})
     assert graphs() == before
+
+
+def test_a_new_document_layout_compiles_again_on_a_cpu(compiled: Transformer) -> None:
+    run(compiled, {})
+    before = graphs()
+    eager = Transformer(CONFIG, seed=3)
+    for border in (3, 9, 15):
+        starts = torch.zeros_like(TOKENS[:, :-1])
+        starts[:, border:] = border
+        both = [
+            model(TOKENS[:, :-1], TOKENS[:, 1:], measure=True, document_starts=starts)
+            for model in (compiled, eager)
+        ]
+        assert abs(both[0].loss - both[1].loss) <= 1e-6
+    assert graphs() == before
+    assert not counters["graph_break"]

@@ -5,17 +5,26 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from sgt_ds.model.documents import Documents, document_attention
 from sgt_ds.model.norm import rms_norm
 from sgt_ds.model.rope import rotate
 
 
 def attention(
-    x: Tensor, norm: Tensor, qkv: Tensor, output: Tensor, cos: Tensor, sin: Tensor, eps: float
+    x: Tensor,
+    norm: Tensor,
+    qkv: Tensor,
+    output: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    documents: Documents | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pre-norm, RoPE, causal attention and output projection of the heads whose weights are given.
 
     `x`: floating (sequences, positions, d); `norm`: (d,); `qkv`: (3, heads, head_size, d);
     `output`: (d, heads, head_size); tables as in `rotate`. Weights are cast to the dtype of `x`.
+    `documents`: keeps each position's attention within its own document; None is one document.
     Returns what the sub-layer adds to the residual stream, shape of `x`, and its rotated queries
     and keys, each (sequences, heads, positions, head_size). Paper, eq. 1 and 2.
     """
@@ -27,7 +36,10 @@ def attention(
     split = projected.view(sequences, positions, 3, heads, head_size)
     query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
     query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    if documents is None:
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    else:
+        mixed = document_attention(query, key, value, documents)
     joined = mixed.transpose(1, 2).reshape(sequences, positions, heads * head_size)
     added = F.linear(joined, output.to(x.dtype).view(width, heads * head_size))
     return added, query, key

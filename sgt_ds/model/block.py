@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgt_ds.model.attention import attention
+from sgt_ds.model.documents import Documents
 from sgt_ds.model.entropy import entropy_sums, last_row_entropy
 from sgt_ds.model.loops import LoopInputs
 from sgt_ds.model.norm import rms_norm
@@ -42,30 +43,45 @@ def block(
     eps: float,
     loop: LoopInputs | None,
     measure: bool,
+    documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Apply one block: attention, its loops, the feed-forward network.
 
-    `x`: floating (sequences, positions, d). Returns the new `x` and, with `measure`, the entropy
+    `x`: floating (sequences, positions, d). `documents`: keeps attention, in the main pass and in
+    every loop, within each document; the tables are then by sequence too. Returns the new `x` and, with `measure`, the entropy
     sums of the main pass, float32 (heads, 3) as in `entropy_sums`. DESIGN: H(0) = H + Attn(H),
     H(k) = H(k−1) + Σ over the looping heads of Attn_i(H(k−1)), then the FFN; a loop of scope
     `block` re-applies attention and FFN together. Paper, eq. 5 to 7.
     """
     norm, qkv, output = weights.attention_norm, weights.qkv, weights.output
-    added, query, key = attention(x, norm, qkv, output, cos, sin, eps)
+    added, query, key = attention(x, norm, qkv, output, cos, sin, eps, documents)
     x = x + added
-    sums = entropy_sums(last_row_entropy(query, key), x.shape[1]) if measure else None
+    sums = _entropy_sums(query, key, documents) if measure else None
     if loop is not None and loop.scope == "attention":
-        x = _attention_loop(x, weights, cos, sin, eps, loop)
+        x = _attention_loop(x, weights, cos, sin, eps, loop, documents)
     x = x + _feed_forward(x, weights, eps)
     if loop is not None and loop.scope == "block":
         for _ in range(loop.depth):
-            x = x + attention(x, norm, qkv, output, cos, sin, eps)[0]
+            x = x + attention(x, norm, qkv, output, cos, sin, eps, documents)[0]
             x = x + _feed_forward(x, weights, eps)
     return x, sums
 
 
+def _entropy_sums(query: Tensor, key: Tensor, documents: Documents | None) -> Tensor:
+    if documents is None:
+        return entropy_sums(last_row_entropy(query, key), query.shape[2])
+    lengths = documents.last_lengths
+    return entropy_sums(last_row_entropy(query, key, lengths), lengths[:, None])
+
+
 def _attention_loop(
-    x: Tensor, weights: BlockWeights, cos: Tensor, sin: Tensor, eps: float, loop: LoopInputs
+    x: Tensor,
+    weights: BlockWeights,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    loop: LoopInputs,
+    documents: Documents | None,
 ) -> Tensor:
     qkv, output = weights.qkv, weights.output
     if loop.heads is not None:
@@ -76,7 +92,7 @@ def _attention_loop(
         if loop.scale is not None:
             # A head's factor on its columns of W_o equals one on its output, and is far smaller.
             used = (output * loop.scale[index][:, None]).to(output.dtype)
-        x = x + attention(x, weights.attention_norm, qkv, used, cos, sin, eps)[0]
+        x = x + attention(x, weights.attention_norm, qkv, used, cos, sin, eps, documents)[0]
     return x
 
 

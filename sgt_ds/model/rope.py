@@ -39,7 +39,8 @@ def rotary_tables(head_size: int, theta: float, positions: int) -> tuple[Tensor,
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (x[i], x[i + half]) of the last axis by its position's angle.
 
-    `x`: floating (…, positions, head_size); tables (positions, head_size / 2). Computed in at least
+    `x`: floating (…, positions, head_size); tables (positions, head_size / 2), or (sequences, 1,
+    positions, head_size / 2) where positions differ by sequence. Computed in at least
     float32, returned in the dtype of `x`.
     """
     first, second = x.chunk(2, dim=-1)

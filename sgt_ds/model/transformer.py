@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sgt_ds.config import ModelConfig
 from sgt_ds.model.block import BlockWeights, block
+from sgt_ds.model.documents import documents_of
 from sgt_ds.model.loops import LoopInputs
 from sgt_ds.model.loss import (
     chunked_next_token_loss,
@@ -84,7 +85,7 @@ class Transformer(nn.Module):
 
     `seed`: of the initial weights, which depend on it and on the shape alone.
     `compile_blocks`: compile each kind of block, and the loss, with torch.compile; may be changed
-    between two passes.
+    between two passes. Blocks that are told where documents start are compiled on CUDA only.
     `activation_checkpointing`: recompute each block in the backward pass.
     """
 
@@ -114,20 +115,31 @@ class Transformer(nn.Module):
         *,
         loops: Mapping[int, LoopInputs] | None = None,
         measure: bool = False,
+        document_starts: Tensor | None = None,
     ) -> Output:
         """Run the model on a micro-batch.
 
         `input_ids`, `targets`: int64 (sequences, positions). `loops`: by layer, of `loop_inputs`;
         a layer that is not named does not loop. `measure`: give the entropy sums too.
+        `document_starts`: int64 (sequences, positions), for each position the one at which its
+        document starts in this sequence. Attention then stays within a document, in loops as well,
+        and positions count from its start, as if each document had been passed alone. Targets stay
+        as they are: a document's last position predicts the next one's first token, knowing only
+        its own document. The entropy is that of the last position over its own document.
         """
         cos, sin = self._rope.at(input_ids.shape[1], input_ids.device)
+        documents = None if document_starts is None else documents_of(document_starts)
+        if documents is not None:
+            cos, sin = cos[documents.positions][:, None], sin[documents.positions][:, None]
         x = F.embedding(input_ids, self.embedding.weight)
         eps, loops = self.config.rms_norm_eps, loops or {}
-        run_block = _compiled(block) if self.compile_blocks else block
+        # Document lengths as plain numbers (not CUDA) would be a graph of their own each time.
+        compiles = self.compile_blocks and (documents is None or documents.lengths is None)
+        run_block = _compiled(block) if compiles else block
         entropies: list[Tensor] = []
         for layer, module in enumerate(self.blocks):
             weights = cast(Block, module).weights()
-            arguments = (x, weights, cos, sin, eps, loops.get(layer), measure)
+            arguments = (x, weights, cos, sin, eps, loops.get(layer), measure, documents)
             if self.activation_checkpointing and torch.is_grad_enabled():
                 # There is no dropout, so no random state to bring back; the entropies are those
                 # of the first run, what the second computes is dropped.
