@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -47,3 +48,20 @@ def sha256_of(path: Path) -> str:
         while piece := stream.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def take_lock(path: Path) -> int | None:
+    """Hold `path` against all other processes; None where one of them holds it.
+
+    The descriptor returned lets go when it is closed, or when the process dies, however it dies.
+    Raises: OSError where the file can't be made.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor

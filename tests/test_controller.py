@@ -208,8 +208,10 @@ def test_window_without_a_measurement_of_its_own_that_grows() -> None:
     assert rules[4] == rules[7] == rules[13] == stalled
 
 
-def test_nan_of_one_head_that_stops_the_run_or_grows_it() -> None:
-    grown = controller()
+def test_nan_of_one_head_that_stops_the_run_or_grows_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grown = controller(Journal.create(tmp_path / "growth.jsonl", header()))
     for step in range(1, 8):
         values = entropies(step)
         if step == 4:
@@ -223,6 +225,17 @@ def test_nan_of_one_head_that_stops_the_run_or_grows_it() -> None:
         if step == 7:  # the run went on, and grows at the next window
             assert decision is not None
             assert decision.rule == "activate"
+    assert grown.not_finite == 1
+    warned = [line for line in caplog.messages if "not finite" in line]
+    assert len(warned) == 1
+    assert warned[0].startswith("step 4: the entropy of layer 2, head 1 is not finite")
+    resumed = controller()
+    resumed.load_state_dict(json.loads(json.dumps(grown.state_dict())))
+    assert resumed.not_finite == 1
+    kept = (tmp_path / "growth.jsonl").read_text().splitlines()
+    lines = [json.loads(text) for text in kept]
+    own = next(x for x in lines if x["type"] == "measure" and x["step"] == 4)
+    assert own["entropy"][2][1] is None
 
 
 def test_fork_at_the_first_window_that_is_not_the_run_that_grew_all_along(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import shutil
 import socket
 import ssl
@@ -23,6 +25,7 @@ from sgt_ds.errors import UserError
 from sgt_ds.growth import Loop, State
 from sgt_ds.telemetry import METRICS, Exporter, StepRecord, peak_flops
 from sgt_ds.telemetry.exporter import RENDERING_LASTS_SECONDS
+from sgt_ds.telemetry.metrics import STALL_REASONS
 from sgt_ds.telemetry.reference import full_snapshot, reference, series_of
 
 TINY = PRESETS["tiny"]
@@ -35,6 +38,9 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+MARGINS = ("sgt_growth_margin_standard_errors", "sgt_growth_within_noise")
 
 
 @pytest.fixture
@@ -103,6 +109,7 @@ def record(step: int, **changes: Any) -> StepRecord:
         "phase": "growing",
         "loops": State(),
         "entropy": [[0.25, 0.5, 0.75, 0.5]] * TINY.num_layers,
+        "layer_stderr": [0.01] * TINY.num_layers,
         **changes,
     }
     return StepRecord(**values)
@@ -111,6 +118,7 @@ def record(step: int, **changes: Any) -> StepRecord:
 def test_every_metric_of_the_table_is_served_and_no_other(start: Start) -> None:
     exporter = start(run_steps=100)
     exporter.publish(record(5, loops=looping(4), mfu_ratio=0.4, planned_overhead_ratio=0.1))
+    exporter.publish_decision("activate", margin={"layer": 1.0, "head": 3.0}, within_noise=True)
     exporter.publish_checkpoint(2.0)
     exporter.publish_validation(3.4)
     served = {
@@ -120,6 +128,40 @@ def test_every_metric_of_the_table_is_served_and_no_other(start: Start) -> None:
     }
     # The text format has no type for info: the parser calls it a gauge, suffix and all.
     assert served == {metric.name for metric in METRICS}
+
+
+def test_a_choice_within_noise_or_a_stall_that_shows_nowhere(start: Start) -> None:
+    exporter = start()
+    exporter.publish_decision(
+        "activate", cause="deepest candidate", margin={"layer": 1.5, "head": 4.0}, within_noise=True
+    )
+    exporter.publish(record(5, layer_stderr=[0.02, math.nan, *[0.01] * (TINY.num_layers - 2)]))
+    found = series(scrape(exporter))
+    assert found["sgt_growth_margin_standard_errors", (("kind", "layer"),)] == 1.5
+    assert found["sgt_growth_margin_standard_errors", (("kind", "head"),)] == 4.0
+    assert found["sgt_growth_within_noise", ()] == 1
+    assert found["sgt_layer_entropy_stderr_ratio", (("layer", "0"),)] == 0.02
+    assert ("sgt_layer_entropy_stderr_ratio", (("layer", "1"),)) not in found
+    # A later decision that weighed nothing takes the margins away.
+    exporter.publish_decision("stall", cause="not finite")
+    exporter.publish_decision("stall", cause="a cause of somebody's own method")
+    exporter.publish(record(6, not_finite=3))
+    resumed = start()
+    resumed.load_state_dict(json.loads(json.dumps(exporter.state_dict())))
+    for served in (exporter, resumed):
+        found = series(scrape(served))
+        assert not [name for name, _ in found if name.startswith(MARGINS)]
+        stalls = {
+            dict(labels)["reason"]: value
+            for (name, labels), value in found.items()
+            if name == "sgt_growth_stalls_total"
+        }
+        assert stalls.keys() == set(STALL_REASONS)
+        assert {reason: count for reason, count in stalls.items() if count} == {
+            "not finite": 1,
+            "other": 1,
+        }
+        assert found["sgt_entropy_not_finite_total", ()] == 3
 
 
 def test_promtool_finds_no_fault_in_a_scrape(start: Start) -> None:

@@ -24,6 +24,7 @@ from sgt_ds.growth import (
     build_policy,
     read_journal,
 )
+from sgt_ds.growth.decision import freeze
 from sgt_ds.growth.statistics import measurement_of
 
 LAYERS, HEADS = 3, 2
@@ -100,6 +101,18 @@ def test_resume_that_doubles_lines_or_loses_some(tmp_path: Path) -> None:
         assert steps == [s for s in (1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 9) if s <= step]
     write(resumed, 9)
     assert resumed.read_bytes() == straight.read_bytes()
+
+
+def test_freeze_that_came_after_the_checkpoint_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "growth.jsonl"
+    with Journal.open_or_create(path, HEADER) as journal:
+        journal.measure(measurement(1))
+        journal.decision(freeze(1, "operator: growth was frozen on request", State()), 5)
+        before = path.read_bytes()
+        journal.cut_back(1, frozen=True)
+        assert path.read_bytes() == before
+        journal.cut_back(1, frozen=False)
+    assert [type(line) for line in read(path)] == [Measurement]
 
 
 def test_journal_of_another_run_that_is_written_into(tmp_path: Path) -> None:

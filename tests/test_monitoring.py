@@ -72,6 +72,7 @@ def record(step: int) -> StepRecord:
         phase="growing",
         loops=State({4: loop}, 4),
         entropy=[[0.1 * head + 0.01 * layer for head in range(4)] for layer in range(6)],
+        layer_stderr=[0.01] * 6,
         planned_overhead_ratio=0.011,
     )
 
@@ -103,7 +104,8 @@ class Run:
         self.step += 1
         for exporter in self.exporters:
             exporter.publish(record(self.step))
-            exporter.publish_decision("activate")
+            margin = {"layer": 3.0, "head": 2.5}
+            exporter.publish_decision("activate", margin=margin, within_noise=False)
         self.exporters[0].publish_checkpoint(1.0)
         self.exporters[0].publish_validation(3.1)
 

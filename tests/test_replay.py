@@ -16,7 +16,7 @@ import pytest
 
 import sgt_ds
 from sgt_ds.cli import main
-from sgt_ds.config import GrowthConfig, ModelConfig
+from sgt_ds.config import GrowthConfig, ModelConfig, RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.growth import (
     POLICIES,
@@ -25,7 +25,6 @@ from sgt_ds.growth import (
     Measurement,
     Policy,
     build_policy,
-    freeze_requested,
 )
 
 PAPER = ["--k-max", "2", "--layers", "2", "--heads", "1", "--t-start", "100", "--interval", "100"]
@@ -115,7 +114,7 @@ BAD_USE = {
     "no loop": (["--k-max", "0"], "--k-max: "),
     "excluded layer that is none": (["--exclude-layers", "9"], "--exclude-layers: layer 9"),
     "average of the past alone": (["--ema", "1"], "--ema: "),
-    "unknown method": (["--method", "stg"], "--method: 'stg' is none of vanilla"),
+    "unknown method": (["--method", "stg"], "--method: 'stg' is unknown; did you mean 'sgt'"),
     "no number": (["--interval", "often"], "argument --interval: invalid int value"),
 }
 
@@ -147,7 +146,12 @@ SHAPE = ModelConfig(hidden_size=4, intermediate_size=8, num_layers=4, num_heads=
 
 
 def own_journal(
-    run: Path, growth: GrowthConfig, *, seed: int = 0, rows: list[list[float]] = CALM
+    run: Path,
+    growth: GrowthConfig,
+    *,
+    seed: int = 0,
+    rows: list[list[float]] = CALM,
+    error: float = 0.01,
 ) -> Path:
     """A journal as a run of 60 steps writes it: `rows` and a little noise at every step."""
     run.mkdir()
@@ -165,7 +169,7 @@ def own_journal(
             measured = tuple(
                 tuple(value + noise.randrange(100) / 1e5 for value in row) for row in rows
             )
-            errors = ((0.01, 0.01),) * 4
+            errors = ((error, error),) * 4
             journal.measure(Measurement(step, measured, errors, 16))
             if policy.is_due(step, state):
                 decision = policy.decide(step, Entropy(measured, errors, 16), state)
@@ -181,6 +185,15 @@ def test_table_that_hides_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "phase fixed" in rows[0]
     assert rows[2].split()[:5] == ["10", "activate", "3", "1", "1"]
     assert "starts to loop" in rows[2]
+    # Layer 3 was taken before 1 by 0.1 with errors of 0.01: 7 standard errors; no choice is close.
+    assert rows[2].split()[5:9] == ["l", "7.1", "h", "7.1"]
+    assert not any("within noise" in row for row in rows)
+    own_journal(tmp_path / "noisy", GROWTH, error=0.1)
+    assert main(["growth", "show", str(tmp_path / "noisy")]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert "l 0.7 h 0.7" in rows[2]
+    assert "; within noise" in rows[2]
+    assert rows[-1] == "within noise (a margin below 2): 10, 20, 30, 40"
     assert main(["growth", "show", str(tmp_path / "run"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [taken["step"] for taken in document["decisions"]] == [10, 20, 30, 40]
@@ -232,9 +245,10 @@ def test_freeze_request_that_nobody_finds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = own_journal(tmp_path / "run", GROWTH).parent
-    assert not freeze_requested(run)
+    requests = RunLayout(run)
+    assert not requests.freeze_request.exists()
     assert main(["growth", "freeze", str(run)]) == 0
-    assert freeze_requested(run)
+    assert requests.freeze_request.exists()
 
 
 def test_method_that_lacks_a_part_of_a_policy() -> None:

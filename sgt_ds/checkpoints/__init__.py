@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sgt_ds.checkpoints.manifest import MANIFEST_NAME, STATE_NAME, Manifest, read_manifest
+from sgt_ds.checkpoints.rollback import checkpoint_until, newer_than, set_aside
 from sgt_ds.checkpoints.store import (
     LATEST_NAME,
     CheckpointInfo,
@@ -17,6 +18,7 @@ from sgt_ds.checkpoints.store import (
     newest_good,
     read_latest,
     read_state,
+    remove_leftovers,
     resolve,
     size_on_disk,
     verify,
@@ -35,18 +37,22 @@ __all__ = [
     "CheckpointInfo",
     "Manifest",
     "SaveFailed",
+    "checkpoint_until",
     "folder_name",
     "list_checkpoints",
     "load",
     "load_payload",
     "load_weights_only",
+    "newer_than",
     "newest_good",
     "newest_good_for_all",
     "read_latest",
     "read_manifest",
     "read_state",
+    "remove_leftovers",
     "resolve",
     "save",
+    "set_aside",
     "size_on_disk",
     "verify",
 ]

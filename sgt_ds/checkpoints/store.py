@@ -139,14 +139,16 @@ def read_state(path: Path) -> dict[str, Any]:
     return read_json_object(path / STATE_NAME)
 
 
-def newest_good(directory: Path) -> CheckpointInfo | None:
+def newest_good(directory: Path, *, until: int | None = None) -> CheckpointInfo | None:
     """The newest checkpoint of `directory` that verifies; None where there is none.
 
-    Each one that is passed over is logged with the reason.
+    `until`: look only at those of that step or earlier ones. Each one that is passed over is logged with the reason.
     """
     if not directory.is_dir():
         return None
     for info in list_checkpoints(directory):
+        if until is not None and info.step > until:
+            continue
         faults = [info.fault] if info.fault else verify(info.path)
         if not faults:
             return info

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
+from sgt_ds.cli.growth_rollback import add_rollback
 from sgt_ds.cli.growth_settings import add_settings, policy_of
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def register(commands: Subparsers[Parser]) -> None:
     """Add the commands."""
-    group = add_group(commands, "growth", "Replay, explain, compare and freeze growth.")
+    group = add_group(commands, "growth", "Replay, explain, compare, freeze and take back growth.")
     replaying = add_command(
         group,
         "replay",
@@ -73,6 +74,7 @@ def register(commands: Subparsers[Parser]) -> None:
         freeze,
     )
     freezing.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    add_rollback(group)
 
 
 def replay(options: argparse.Namespace) -> None:
@@ -92,7 +94,7 @@ def show(options: argparse.Namespace) -> None:
     """Print the decisions of a run as a table."""
     from collections import Counter
 
-    from sgt_ds.growth import DecisionLine, build_policy, loops_as_json
+    from sgt_ds.growth import NOISE_STANDARD_ERRORS, DecisionLine, build_policy, loops_as_json
 
     path, header, lines = _run_journal(options.run)
     taken, last = [], 0
@@ -107,9 +109,11 @@ def show(options: argparse.Namespace) -> None:
     frozen = any(line.decision.rule == "freeze" for line in taken)
     phase = "fixed" if frozen else policy.phase(last, state)
     stalls = Counter(line.decision.cause for line in taken if line.decision.rule == "stall")
-    doubtful = sum(
-        line.decision.margin is not None and line.decision.margin.within_noise for line in taken
-    )
+    doubtful = [
+        line.decision
+        for line in taken
+        if line.decision.margin is not None and line.decision.margin.within_noise
+    ]
     if options.json:
         print_json(
             {
@@ -121,7 +125,7 @@ def show(options: argparse.Namespace) -> None:
                 "loops": loops_as_json(state),
                 "decisions": [{**line.decision.as_json(), "flops": line.flops} for line in taken],
                 "stalls": dict(stalls),
-                "within_noise": doubtful,
+                "within_noise": [decision.step for decision in doubtful],
             }
         )
         return
@@ -134,7 +138,10 @@ def show(options: argparse.Namespace) -> None:
     print(f"{'step':>8}  {'event':<9} {'layer':>5} {'depth':>5}  {'heads':<12} {'margin':<15} why")
     for line in taken:
         print(_row(line.decision))
-    print("margin: standard errors between the last taken and the first left out; <2 is noise")
+    print("margin: standard errors between the last taken (l layer, h head) and the first left out")
+    if doubtful:
+        steps = ", ".join(str(taken.step) for taken in doubtful)
+        print(f"within noise (a margin below {NOISE_STANDARD_ERRORS:g}): {steps}")
     for cause, count in stalls.items():
         print(f"stalled: {count} × {cause}")
 

@@ -128,7 +128,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     """The plan, and the name of the preset where the shape is one."""
     from sgt_ds.config import PRESETS, load_run_config
     from sgt_ds.flops import PAPER_PRESET, Recipe, plan, recipe_of_journal, recipe_of_run
-    from sgt_ds.growth import POLICIES, journal_in
+    from sgt_ds.growth import POLICIES, check_method, journal_in
 
     _check_known("--preset", options.preset, tuple(PRESETS))
     _check_known("--method", options.method, tuple(POLICIES))
@@ -139,6 +139,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
         if "=" in str(options.run):
             raise UserError(HERE, str(options.run), "an override needs RUN.yaml before it")
         config = load_run_config(options.run, options.overrides)
+        check_method(config.method, str(options.run))
         recipe, preset = recipe_of_run(config), preset or config.preset
     elif journal is not None:
         recipe = recipe_of_journal(journal)

@@ -56,6 +56,7 @@ def train(options: argparse.Namespace) -> int:
     """Supervise the run. Returns its exit status."""
     from sgt_ds.config import load_run_config
     from sgt_ds.data import check_data
+    from sgt_ds.growth import check_method
     from sgt_ds.launch import Launch, check_launch, supervise
 
     name = str(options.run)
@@ -65,6 +66,7 @@ def train(options: argparse.Namespace) -> int:
         if options.deepspeed_config is not None:
             overrides.append(f"deepspeed={options.deepspeed_config}")
         config = load_run_config(options.run, overrides)
+        check_method(config.method, name)
         target = _target(options)
         check_launch(config, name, target)
         check_data(config.data, config.model)

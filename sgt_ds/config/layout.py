@@ -43,6 +43,16 @@ class RunLayout:
         return self.run_dir / "control" / "counters.json"
 
     @property
+    def training_lock(self) -> Path:
+        """Held by global rank 0 for as long as it trains."""
+        return self.run_dir / "control" / "training.lock"
+
+    @property
+    def set_aside(self) -> Path:
+        """What rollbacks took away: one folder each, laid out as a run directory."""
+        return self.run_dir / "set-aside"
+
+    @property
     def stop_request(self) -> Path:
         """While this file is there, ranks save and end after the update in progress."""
         return self.run_dir / "control" / "stop"

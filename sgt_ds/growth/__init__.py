@@ -8,7 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sgt_ds.growth.compare import Comparison, Parting, compare
-from sgt_ds.growth.decision import Decision, Margin, Phase, Rule, loops_as_json
+from sgt_ds.growth.decision import (
+    NOISE_STANDARD_ERRORS,
+    Decision,
+    Margin,
+    Phase,
+    Rule,
+    loops_as_json,
+)
 from sgt_ds.growth.entry import Passes, passes_at
 from sgt_ds.growth.journal import Journal, journal_header
 from sgt_ds.growth.layers import resolve_growth
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JOURNAL_NAME",
+    "NOISE_STANDARD_ERRORS",
     "POLICIES",
     "VANILLA",
     "Comparison",

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sgt_ds.growth.decision import Decision, loops_as_json
+from sgt_ds.growth.decision import OPERATOR, Decision, loops_as_json
 from sgt_ds.growth.lines import DecisionLine, Header, Line, read_journal
 from sgt_ds.growth.policy import build_policy
-from sgt_ds.growth.replay import OPERATOR
 from sgt_ds.growth.state import State
 from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
 

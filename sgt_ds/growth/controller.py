@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,11 +20,10 @@ from torch import Tensor
 
 from sgt_ds.config import GrowthConfig, ModelConfig
 from sgt_ds.errors import StateMismatch
-from sgt_ds.growth.decision import Decision, Phase, freeze
+from sgt_ds.growth.decision import OPERATOR, Decision, Phase, freeze
 from sgt_ds.growth.entry import Passes, passes_at
 from sgt_ds.growth.journal import Journal
 from sgt_ds.growth.policy import Policy
-from sgt_ds.growth.replay import OPERATOR
 from sgt_ds.growth.state import State
 from sgt_ds.growth.statistics import (
     Entropy,
@@ -32,6 +32,8 @@ from sgt_ds.growth.statistics import (
     rows_from_json,
     rows_to_json,
 )
+
+log = logging.getLogger("sgt_ds")
 
 
 class _Queued(NamedTuple):
@@ -64,6 +66,8 @@ class GrowthController:
         self.state = policy.initial_state()
         self.entropy: Entropy | None = None
         """Moving average as of the newest measurement that was drained."""
+        self.not_finite = 0
+        """Measured updates so far in which some head's entropy was not finite."""
         self.journal = journal
         self._growth, self._num_heads = growth, model.num_heads
         self._shape = (model.num_layers, model.num_heads, 3)
@@ -90,6 +94,11 @@ class GrowthController:
     def phase(self, step: int) -> Phase:
         """The phase at `step`, an operator's freeze included."""
         return "fixed" if self._frozen_from is not None else self.policy.phase(step, self.state)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether an operator has frozen growth."""
+        return self._frozen_from is not None
 
     def observe(self, step: int, sums: Tensor) -> None:
         """Take in what the update that made the count `step` measured, without waiting for it.
@@ -191,6 +200,7 @@ class GrowthController:
                 "sequences": self.entropy.sequences,
             },
             "frozen_from": self._frozen_from,
+            "not_finite": self.not_finite,
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -208,6 +218,7 @@ class GrowthController:
                 int(latest["sequences"]),
             )
         self._frozen_from = values["frozen_from"]
+        self.not_finite = int(values.get("not_finite", 0))
         self._queue.clear()
 
     def fork(self, values: Mapping[str, Any]) -> None:
@@ -229,6 +240,7 @@ class GrowthController:
             if queued.work is not None:
                 queued.work.wait()
         # One copy to the host for the whole queue.
+        faults: list[tuple[int, int, int]] = []
         totals = torch.stack([queued.sums for queued in self._queue]).cpu().numpy()
         for queued, sums in zip(self._queue, totals, strict=True):
             measurement = measurement_of(queued.step, sums)
@@ -236,7 +248,19 @@ class GrowthController:
             self._measured_step = queued.step
             if self.journal is not None:
                 self.journal.measure(measurement)
+            if (place := measurement.first_not_finite()) is not None:
+                self.not_finite += 1
+                faults.append((queued.step, *place))
         self._queue.clear()
+        if faults and self.journal is not None:
+            # One line for what was read at once: a NaN may come with every update from now on.
+            log.warning(
+                "step %d: the entropy of layer %d, head %d is not finite; "
+                "%d of the newest %d measured updates have such heads",
+                *faults[-1],
+                len(faults),
+                len(totals),
+            )
 
     def _broadcast(self, decision: Decision | None) -> Decision:
         """Rank 0's decision, on every rank, as the canonical JSON text that all read."""

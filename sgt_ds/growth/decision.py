@@ -16,6 +16,10 @@ Rule = Literal["activate", "deepen", "freeze", "stall"]
 NOISE_STANDARD_ERRORS = 2.0
 
 
+OPERATOR = "operator"
+"""Cause of a freeze that a person asked for: no policy would find it from the entropies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Margin:
     """How far a choice stands out from noise, in standard errors of the difference.

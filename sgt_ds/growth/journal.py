@@ -16,7 +16,7 @@ from sgt_ds import __version__
 from sgt_ds.config import RunConfig, config_hash
 from sgt_ds.errors import UserError
 from sgt_ds.files import fsync_directory
-from sgt_ds.growth.decision import Decision
+from sgt_ds.growth.decision import OPERATOR, Decision
 from sgt_ds.growth.layers import resolve_growth
 from sgt_ds.growth.lines import FORMAT, read_journal
 from sgt_ds.growth.statistics import Measurement, rows_to_json
@@ -105,8 +105,12 @@ class Journal:
             rest = rest[os.write(self._descriptor, rest) :]
         os.fsync(self._descriptor)
 
-    def cut_back(self, step: int) -> None:
-        """Drop the lines past `step`, where a resumed run goes on, and a torn last line."""
+    def cut_back(self, step: int, *, frozen: bool = True) -> None:
+        """Drop the lines past `step`, where a resumed run goes on, and a torn last line.
+
+        `frozen`: whether growth is frozen there. Where it is not, an operator's freeze at that
+        very step came after the checkpoint, and goes as well.
+        """
         self.flush()
         _repair(self.path)
         keep = 0
@@ -114,6 +118,8 @@ class Journal:
             for text in stream:
                 values = _values(text)
                 if values.get("type") != "header" and values.get("step", -1) > step:
+                    break
+                if not frozen and _is_request(values) and values.get("step") == step:
                     break
                 keep += len(text)
         _truncate(self.path, keep)
@@ -171,6 +177,11 @@ def _truncate(path: Path, size: int) -> None:
     with path.open("r+b") as stream:
         stream.truncate(size)
         os.fsync(stream.fileno())
+
+
+def _is_request(values: Mapping[str, Any]) -> bool:
+    """Whether a line is a freeze that a person asked for."""
+    return values.get("rule") == "freeze" and str(values.get("reason")).startswith(f"{OPERATOR}:")
 
 
 def _values(text: bytes) -> dict[str, Any]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sgt_ds.growth.decision import Decision, loops_as_json
+from sgt_ds.growth.decision import OPERATOR, Decision, loops_as_json
 from sgt_ds.growth.lines import DecisionLine, Line
 from sgt_ds.growth.policy import Policy
 from sgt_ds.growth.statistics import EntropyAverage
-
-OPERATOR = "operator"
-"""Cause of a freeze that a person asked for: no policy would find it from the entropies."""
 
 
 def decisions(

@@ -13,9 +13,9 @@ from sgt_ds.launch.command import (
 from sgt_ds.launch.environment import forwarded_environment, read_environment_file
 from sgt_ds.launch.hostfile import Host, format_hostfile, parse_hostfile, world_size
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_of
-from sgt_ds.launch.record import RunRecord, read_record
+from sgt_ds.launch.record import RunRecord, read_record, supervision
 from sgt_ds.launch.stop import stop
-from sgt_ds.launch.supervisor import Launch, supervise
+from sgt_ds.launch.supervisor import Launch, check_unattended, supervise
 
 __all__ = [
     "LAUNCHERS",
@@ -28,6 +28,7 @@ __all__ = [
     "check_build_locks",
     "check_compiler",
     "check_launch",
+    "check_unattended",
     "deepspeed_command",
     "format_hostfile",
     "forwarded_environment",
@@ -41,5 +42,6 @@ __all__ = [
     "read_record",
     "stop",
     "supervise",
+    "supervision",
     "world_size",
 ]

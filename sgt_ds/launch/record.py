@@ -6,7 +6,6 @@ RUN/control/outcome.json tells how it ended.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
-from sgt_ds.files import write_text_atomically
+from sgt_ds.files import take_lock, write_text_atomically
 from sgt_ds.launch.processes import is_run_id
 
 
@@ -137,18 +136,16 @@ def supervision(run_dir: Path) -> Iterator[None]:
     control = control_directory(run_dir)
     try:
         control.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(control / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = take_lock(control / "lock")
     except OSError as error:
         raise UserError(run_dir, "run_dir", f"cannot be written ({error.strerror})") from None
+    if descriptor is None:
+        record = read_record(run_dir)
+        who = "" if record is None else f" (process {record.pid} on {record.host})"
+        raise UserError(
+            run_dir, "run_dir", f"is being trained{who}; `sgt-ds stop {run_dir}` ends that run"
+        )
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            record = read_record(run_dir)
-            who = "" if record is None else f" (process {record.pid} on {record.host})"
-            raise UserError(
-                run_dir, "run_dir", f"is being trained{who}; `sgt-ds stop {run_dir}` ends that run"
-            ) from None
         yield
     finally:
         os.close(descriptor)

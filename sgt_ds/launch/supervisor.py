@@ -97,7 +97,7 @@ def supervise(
     launch = prepare(())
     run_dir = launch.config.run_dir
     with supervision(run_dir):
-        _check_unattended(run_dir)
+        check_unattended(run_dir)
         layout, asked = RunLayout(run_dir), StopAsked(run_dir)
         asked.clear()
         signals = StopSignals()
@@ -248,7 +248,7 @@ def _judge(launch: Launch, returncode: int, orphans: int, *, stopping: bool) -> 
     return 0, f"complete at step {step}"
 
 
-def _check_unattended(run_dir: Path) -> None:
+def check_unattended(run_dir: Path) -> None:
     """Raises: UserError where processes of this run outlived a supervisor that was killed."""
     record = read_record(run_dir)
     if record is None:

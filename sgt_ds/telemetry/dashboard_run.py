@@ -133,6 +133,21 @@ _GROWTH = Row(
             Query(f"sgt_growth_events_total{{{_RUN}}}", "{{kind}}"),
             width=12,
         ),
+        lines(
+            "Stalls by reason",
+            "none",
+            "Due windows so far that changed nothing, by what held growth up.",
+            Query(f"sgt_growth_stalls_total{{{_RUN}}}", "{{reason}}"),
+            width=12,
+        ),
+        lines(
+            "Margin of the newest decision",
+            "none",
+            "Standard errors between the last layer (head) taken and the first left out; below 2 "
+            "another batch could have led to another choice.",
+            Query(f"sgt_growth_margin_standard_errors{{{_RUN}}}", "{{kind}}"),
+            width=12,
+        ),
     ),
 )
 

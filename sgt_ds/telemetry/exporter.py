@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from sgt_ds.files import write_text_atomically
-from sgt_ds.telemetry.metrics import INFO_LABELS, RULES
+from sgt_ds.telemetry.metrics import INFO_LABELS, MARGIN_KINDS, RULES, STALL_REASONS
 from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.server import Endpoint, MetricsServer
 from sgt_ds.telemetry.snapshot import Counters, Snapshot, counters_of, families, highest
@@ -164,12 +164,31 @@ class Exporter(Collector):
         """An update was skipped."""
         self._change("publish_skip", lambda now: replace(now, skipped_steps=now.skipped_steps + 1))
 
-    def publish_decision(self, kind: str) -> None:
-        """A growth decision; `kind` is its rule."""
+    def publish_decision(
+        self,
+        kind: str,
+        *,
+        cause: str = "",
+        margin: Mapping[str, float | None] | None = None,
+        within_noise: bool | None = None,
+    ) -> None:
+        """A growth decision; `kind` is its rule, `cause` the few words with which it is explained.
+
+        `margin`: in standard errors, by `metrics.MARGIN_KINDS`; None where it weighed nothing.
+        """
 
         def change(now: Snapshot) -> Snapshot:
             counts = {**now.growth_events, kind: now.growth_events[kind] + 1}
-            return replace(now, growth_events=counts)
+            stalls = dict(now.growth_stalls)
+            if kind == "stall":
+                stalls[cause if cause in STALL_REASONS else "other"] += 1
+            return replace(
+                now,
+                growth_events=counts,
+                growth_stalls=stalls,
+                growth_margin={kind: (margin or {}).get(kind) for kind in MARGIN_KINDS},
+                within_noise=within_noise,
+            )
 
         self._change("publish_decision", change)
 
@@ -194,6 +213,9 @@ class Exporter(Collector):
         return {
             "counters": highest(counters_of(now), self._floors),
             "growth_events": dict(now.growth_events),
+            "growth_stalls": dict(now.growth_stalls),
+            "growth_margin": dict(now.growth_margin),
+            "within_noise": now.within_noise,
             "skipped_steps": now.skipped_steps,
             "step": now.step,
             "checkpoint_seconds": now.checkpoint_seconds,
@@ -205,10 +227,14 @@ class Exporter(Collector):
 
         def change(now: Snapshot) -> Snapshot:
             events = {kind: int(values["growth_events"].get(kind, 0)) for kind in RULES}
+            stalls, margin = values.get("growth_stalls", {}), values.get("growth_margin", {})
             self._floors = highest(self._floors, values["counters"])
             return replace(
                 now,
                 growth_events=events,
+                growth_stalls={reason: int(stalls.get(reason, 0)) for reason in STALL_REASONS},
+                growth_margin={kind: margin.get(kind) for kind in MARGIN_KINDS},
+                within_noise=values.get("within_noise"),
                 skipped_steps=values["skipped_steps"],
                 step=values["step"],
                 checkpoint_seconds=values["checkpoint_seconds"],

@@ -13,6 +13,9 @@ Scope = Literal["model", "rank"]
 
 PHASES = ("warmup", "growing", "fixed")
 RULES = ("activate", "deepen", "freeze", "stall")
+# Causes of a stall as the journal words them; what a method of one's own adds counts as other.
+STALL_REASONS = ("candidate gone", "no eligible layer", "not finite", "not measured", "other")
+MARGIN_KINDS = ("layer", "head")
 RUN_STATES = ("running", "completed", "stopped", "failed")
 INFO_LABELS = ("run", "method", "preset", "version", "config_hash")
 
@@ -158,6 +161,21 @@ METRICS: tuple[Metric, ...] = (
         ("layer",),
     ),
     Metric(
+        "sgt_layer_entropy_stderr_ratio",
+        "gauge",
+        "ratio",
+        "model",
+        "Standard error of sgt_layer_entropy_ratio over the sequences, an upper bound.",
+        ("layer",),
+    ),
+    Metric(
+        "sgt_entropy_not_finite_total",
+        "counter",
+        "updates",
+        "model",
+        "Measured updates in which the entropy of some head was NaN or infinite.",
+    ),
+    Metric(
         "sgt_head_entropy_ratio",
         "gauge",
         "ratio",
@@ -196,6 +214,30 @@ METRICS: tuple[Metric, ...] = (
         "model",
         "Growth decisions by kind; stall is a due window that changed nothing.",
         ("kind",),
+    ),
+    Metric(
+        "sgt_growth_stalls_total",
+        "counter",
+        "decisions",
+        "model",
+        "Due windows that changed nothing, by what held growth up.",
+        ("reason",),
+    ),
+    Metric(
+        "sgt_growth_margin_standard_errors",
+        "gauge",
+        "standard errors",
+        "model",
+        "Newest decision: between the last layer or head taken and the first left out; "
+        "absent where nothing was left out.",
+        ("kind",),
+    ),
+    Metric(
+        "sgt_growth_within_noise",
+        "gauge",
+        "1",
+        "model",
+        "1 where a margin of the newest decision is below 2 standard errors; absent without one.",
     ),
     Metric(
         "sgt_checkpoint_duration_seconds",

@@ -48,6 +48,10 @@ class StepRecord:
     """Θ, the architectural state."""
     entropy: Sequence[Sequence[float]] | None
     """Normalized entropies [layer][head], 0–1 or NaN; None before the first measurement."""
+    layer_stderr: Sequence[float] | None = None
+    """Standard error of each layer's mean entropy, or NaN; None before the first measurement."""
+    not_finite: int = 0
+    """Measured updates so far in which some head's entropy was not finite."""
     planned_overhead_ratio: float | None = None
     """What overhead_ratio is planned to be at this step; None where no plan is known."""
 

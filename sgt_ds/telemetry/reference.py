@@ -8,7 +8,14 @@ from __future__ import annotations
 import math
 
 from sgt_ds.growth import Loop, State
-from sgt_ds.telemetry.metrics import METRICS, RULES, STEP_BUCKETS_SECONDS, Metric
+from sgt_ds.telemetry.metrics import (
+    MARGIN_KINDS,
+    METRICS,
+    RULES,
+    STALL_REASONS,
+    STEP_BUCKETS_SECONDS,
+    Metric,
+)
 from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.snapshot import Snapshot, counters_of, families
 
@@ -101,6 +108,7 @@ def full_snapshot(num_layers: int, num_heads: int, *, model_wide: bool) -> Snaps
         phase="growing",
         loops=State(dict.fromkeys(looping, whole)),
         entropy=[[0.5] * num_heads] * num_layers,
+        layer_stderr=[0.01] * num_layers,
         planned_overhead_ratio=0.0,
     )
     return Snapshot(
@@ -114,6 +122,9 @@ def full_snapshot(num_layers: int, num_heads: int, *, model_wide: bool) -> Snaps
         run_steps=1,
         validation_loss=1.0,
         growth_events=dict.fromkeys(RULES, 0),
+        growth_stalls=dict.fromkeys(STALL_REASONS, 0),
+        growth_margin=dict.fromkeys(MARGIN_KINDS, 3.0),
+        within_noise=False,
         checkpoint_seconds=1.0,
         checkpoint_timestamp=0.0,
     )

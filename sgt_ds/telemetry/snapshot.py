@@ -23,10 +23,12 @@ from prometheus_client.metrics_core import Metric as Family
 
 from sgt_ds.telemetry.metrics import (
     INFO_LABELS,
+    MARGIN_KINDS,
     METRICS,
     PHASES,
     RULES,
     RUN_STATES,
+    STALL_REASONS,
     STEP_BUCKETS_SECONDS,
     Metric,
 )
@@ -71,6 +73,13 @@ class Snapshot:
     data_wait_seconds: float = 0.0
     validation_loss: float | None = None
     growth_events: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
+    growth_stalls: Mapping[str, int] = field(
+        default_factory=lambda: dict.fromkeys(STALL_REASONS, 0)
+    )
+    growth_margin: Mapping[str, float | None] = field(
+        default_factory=lambda: dict.fromkeys(MARGIN_KINDS)
+    )
+    within_noise: bool | None = None
     checkpoint_seconds: float | None = None
     checkpoint_timestamp: float | None = None
     run_state: str = "running"
@@ -84,11 +93,13 @@ def counters_of(snapshot: Snapshot) -> Counters:
         "sgt_optimizer_steps_total": {"": snapshot.step},
         "sgt_skipped_steps_total": {"": snapshot.skipped_steps},
         "sgt_growth_events_total": dict(snapshot.growth_events),
+        "sgt_growth_stalls_total": dict(snapshot.growth_stalls),
     }
     if record is not None:
         counters["sgt_tokens_total"] = {"": record.tokens}
         counters["sgt_flops_total"] = {"": record.flops}
         counters["sgt_vanilla_flops_total"] = {"": record.vanilla_flops}
+        counters["sgt_entropy_not_finite_total"] = {"": record.not_finite}
     return counters
 
 
@@ -147,6 +158,10 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
     values |= {
         "sgt_run_steps": _one(snapshot.run_steps),
         "sgt_validation_loss": _one(snapshot.validation_loss),
+        "sgt_growth_margin_standard_errors": [
+            ((kind,), value) for kind, value in snapshot.growth_margin.items() if value is not None
+        ],
+        "sgt_growth_within_noise": _one(snapshot.within_noise),
         "sgt_checkpoint_duration_seconds": _one(snapshot.checkpoint_seconds),
         "sgt_checkpoint_last_success_timestamp_seconds": _one(snapshot.checkpoint_timestamp),
         "sgt_data_wait_seconds_total": _one(snapshot.data_wait_seconds),
@@ -189,6 +204,11 @@ def _record_values(record: StepRecord, snapshot: Snapshot) -> dict[str, Samples]
         ],
         "sgt_layer_entropy_ratio": [((layer,), _mean(heads)) for layer, heads in measured],
         "sgt_layer_entropy_variance": [((layer,), _variance(heads)) for layer, heads in measured],
+        "sgt_layer_entropy_stderr_ratio": [
+            ((str(layer),), value)
+            for layer, value in enumerate(record.layer_stderr or ())
+            if math.isfinite(value)
+        ],
         "sgt_head_entropy_ratio": [
             ((str(layer), str(head)), value) for layer, heads in entropy for head, value in heads
         ],

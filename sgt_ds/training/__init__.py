@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from sgt_ds.training.bench import Row, Setting, bench_as_json, bench_step
     from sgt_ds.training.build import build_trainer, run
     from sgt_ds.training.engine import Ranks, join_ranks, leave_ranks
+    from sgt_ds.training.rollback import RolledBack, roll_back
     from sgt_ds.training.trainer import Trainer
 
 __all__ = [
     "Ranks",
+    "RolledBack",
     "Row",
     "Setting",
     "Trainer",
@@ -24,11 +26,13 @@ __all__ = [
     "build_trainer",
     "join_ranks",
     "leave_ranks",
+    "roll_back",
     "run",
 ]
 
 _NEEDS_TORCH = {
     "Ranks": "engine",
+    "RolledBack": "rollback",
     "Row": "bench",
     "Setting": "bench",
     "Trainer": "trainer",
@@ -37,6 +41,7 @@ _NEEDS_TORCH = {
     "build_trainer": "build",
     "join_ranks": "engine",
     "leave_ranks": "engine",
+    "roll_back": "rollback",
     "run": "build",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from sgt_ds.telemetry import Exporter, peak_flops
 from sgt_ds.training.engine import Ranks, build_engine
 from sgt_ds.training.faults import Requests
 from sgt_ds.training.resume import RunCheckpoints, restore
-from sgt_ds.training.run_directory import MetricsFile, set_up_logging
+from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
 from sgt_ds.training.trainer import Trainer
 from sgt_ds.training.validation import ValidationLoss
 
@@ -29,14 +30,16 @@ def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) ->
     Raises: UserError, Diverged, StateMismatch.
     """
     check_data(config.data, config.model)
-    ranks.on_main(lambda: prepare_run_directory(config))
-    set_up_logging(config.run_dir, ranks.rank)
-    trainer = build_trainer(config, ranks, config_file)
-    try:
-        restore(trainer, config, ranks, resuming=resuming)
-        trainer.train()
-    finally:
-        trainer.close()
+    with ExitStack() as held:
+        ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
+        ranks.on_main(lambda: prepare_run_directory(config))
+        set_up_logging(config.run_dir, ranks.rank)
+        trainer = build_trainer(config, ranks, config_file)
+        try:
+            restore(trainer, config, ranks, resuming=resuming)
+            trainer.train()
+        finally:
+            trainer.close()
 
 
 def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:

@@ -1,4 +1,4 @@
-"""The files of a run directory that the trainer writes: metrics.jsonl and logs."""
+"""The files of a run directory that the trainer writes: metrics.jsonl, logs, its lock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,38 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sgt_ds.config import RunLayout
-from sgt_ds.files import write_text_atomically
+from sgt_ds.errors import UserError
+from sgt_ds.files import take_lock, write_text_atomically
+
+
+@contextmanager
+def only_trainer(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory for the length of the block: two runs in it would mix their files.
+
+    Raises: UserError where another process holds it, or where it can't be written.
+    """
+    lock = RunLayout(run_dir).training_lock
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = take_lock(lock)
+    except OSError as error:
+        raise UserError(
+            run_dir, "run_dir", f"cannot be written ({error.strerror}); choose another"
+        ) from None
+    if descriptor is None:
+        raise UserError(
+            run_dir, "run_dir", "is being trained by another process; stop that one first"
+        )
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def set_up_logging(run_dir: Path, rank: int) -> logging.Logger:

@@ -103,12 +103,14 @@ class Trainer:
         self._started_at, self._last_logged = (now, self.clock.step), (now, self.clock.tokens)
         end: Literal["completed", "stopped", "failed"] = "failed"
         try:
+            # A request from before the start holds for the very first window as well.
+            self._heed(*self.ranks.any(self.requests.freeze()))
             while self.clock.step < self.config.training.steps:
-                if self.train_step():
-                    self._after_step()
+                applied = self.train_step()
                 freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
-                if freeze:
-                    self._note(self.growth.freeze(self.clock.step, self.flops.total))
+                self._heed(freeze)
+                if applied:  # after the freeze: the checkpoint of a step holds all of that step
+                    self._after_step()
                 if stop and self.clock.step < self.config.training.steps:
                     self._stop()
                     end = "stopped"
@@ -167,12 +169,23 @@ class Trainer:
         """
         self._note(self.growth.decide(self.clock.step, self.flops.total))
 
+    def _heed(self, freeze: bool) -> None:
+        """End growth where a person asked for it, once."""
+        if freeze:
+            self._note(self.growth.freeze(self.clock.step, self.flops.total))
+
     def _note(self, decision: Decision | None) -> None:
         if decision is None:
             return
         log.info("step %d: %s: %s", decision.step, decision.rule, decision.reason)
         if self.telemetry is not None:
-            self.telemetry.publish_decision(decision.rule)
+            margin = decision.margin
+            self.telemetry.publish_decision(
+                decision.rule,
+                cause=decision.cause,
+                margin=None if margin is None else {"layer": margin.layer, "head": margin.head},
+                within_noise=None if margin is None else margin.within_noise,
+            )
 
     def save(self) -> None:
         """Save a checkpoint. Collective."""
@@ -210,7 +223,7 @@ class Trainer:
     def cut_back(self, step: int) -> None:
         """Drop what journal and metrics hold past `step`: it will be written again."""
         if self.growth.journal is not None:
-            self.growth.journal.cut_back(step)
+            self.growth.journal.cut_back(step, frozen=self.growth.frozen)
         if self.metrics is not None:
             self.metrics.cut_back(step)
 
@@ -290,6 +303,8 @@ class Trainer:
             phase=self.growth.phase(self.clock.step),
             loops=self.growth.state,
             entropy=entropy.mean if entropy is not None else None,
+            layer_stderr=entropy.layer_stderr() if entropy is not None else None,
+            not_finite=self.growth.not_finite,
             planned_overhead_ratio=self.planned_overhead(self.clock.step),
         )
 

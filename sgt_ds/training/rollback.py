@@ -1,0 +1,88 @@
+"""Take a run back to an earlier checkpoint: what came after it is set aside, and nothing is deleted.
+
+Knows no launcher. The next start resumes there by itself, and cuts journal and metrics back.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sgt_ds import checkpoints
+from sgt_ds.config import RunLayout
+from sgt_ds.errors import UserError
+from sgt_ds.files import atomic_writer
+from sgt_ds.training.run_directory import only_trainer
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """What a rollback did. `set_aside`: the folder of what came later; None where nothing did.
+
+    `checkpoint`: where the run goes on. `moved`: the later checkpoints, where they lie now.
+    """
+
+    step: int
+    checkpoint: Path
+    set_aside: Path | None
+    moved: tuple[Path, ...]
+
+
+def roll_back(run_dir: Path, step: int) -> RolledBack:
+    """Make the run go on from its newest good checkpoint at or before `step`.
+
+    Later checkpoints move to a folder laid out as a run directory, with a copy of journal and
+    metrics, so that `growth show`, `growth diff`, `convert` and `fork` can still be given it.
+    Raises: UserError where `run_dir` is no run, the run is alive, or no such checkpoint exists.
+    """
+    layout = RunLayout(run_dir)
+    if not layout.config.exists():
+        raise UserError(run_dir, None, "is no run directory; give the run_dir of a run")
+    with only_trainer(run_dir):
+        if layout.checkpoints.is_dir():
+            # What a run that died while saving left could come back under its name later.
+            checkpoints.remove_leftovers(layout.checkpoints)
+        kept = checkpoints.checkpoint_until(layout.checkpoints, step)
+        written = (layout.journal, layout.metrics)
+        if not checkpoints.newer_than(kept) and not any(
+            _reaches_past(path, kept.step) for path in written
+        ):
+            return RolledBack(kept.step, kept.path, None, ())
+        try:
+            aside = RunLayout(_next_folder(layout.set_aside))
+            for path in (layout.config, *written):
+                if path.exists():
+                    _copy(path, aside.run_dir / path.name)
+            moved = checkpoints.set_aside(kept, aside.checkpoints)
+        except OSError as error:
+            raise UserError(
+                run_dir, None, f"cannot be rolled back ({error.strerror}); free the disk, try again"
+            ) from None
+    return RolledBack(kept.step, kept.path, aside.run_dir, tuple(moved))
+
+
+def _reaches_past(path: Path, step: int) -> bool:
+    """Whether a file of JSON lines in order of steps holds lines past `step`."""
+    if not path.exists():
+        return False
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        return bool(lines) and int(json.loads(lines[-1]).get("step", -1)) > step
+    except (ValueError, AttributeError, TypeError):
+        return True  # torn: keep it
+
+
+def _next_folder(parent: Path) -> Path:
+    """A new folder: 001, 002, …"""
+    parent.mkdir(exist_ok=True)
+    number = 1 + max((int(old.name) for old in parent.iterdir() if old.name.isdecimal()), default=0)
+    folder = parent / f"{number:03d}"
+    folder.mkdir()
+    return folder
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as read, atomic_writer(target) as written:
+        shutil.copyfileobj(read, written)
