@@ -7,7 +7,10 @@ same bytes.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sgt_ds.data.decompress import Damage
 from sgt_ds.data.inputs import HashingReader, InputFile
+from sgt_ds.data.locks import worker_lock
 from sgt_ds.data.manifest import ShardEntry
 from sgt_ds.data.readers import Document, Fault, read_documents
 from sgt_ds.data.shards import ShardWriter, write_shard
@@ -34,6 +38,10 @@ BATCH_BYTES = 1 << 16
 BATCH_DOCUMENTS = 128
 # A shard's index is held in memory while it is written.
 SHARD_DOCUMENTS = 1 << 22
+# Faults of one file that are listed one by one; all are counted.
+LISTED_FAULTS = 1000
+# A thousand workers each telling twenty times a second would keep their coordinator busy.
+TALLY_SECONDS = 0.25
 # With more faults than this, and more faults than documents, a file is not C4 at all.
 HOPELESS_FAULTS = 1000
 _HOLDOUT_SEED = 0x5347545F  # fixed: the split must be the same in every version
@@ -72,6 +80,15 @@ class Tally:
     text_bytes: int
     input_bytes: int
 
+    def plus(self, documents: int, tokens: int, text_bytes: int, input_bytes: int) -> Tally:
+        """The sum."""
+        return Tally(
+            self.documents + documents,
+            self.tokens + tokens,
+            self.text_bytes + text_bytes,
+            self.input_bytes + input_bytes,
+        )
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -104,7 +121,10 @@ class FileRecord(_Part):
     xxh3_128: str
     train: PartRecord
     holdout: PartRecord
+    skipped: dict[str, int]
+    """Faults by reason."""
     faults: list[FaultEntry]
+    """The first of them."""
 
 
 def record_path(out: Path, number: int) -> Path:
@@ -122,9 +142,10 @@ class Worker:
         # One core a worker: the library would otherwise take them all in each.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         job = self.job
-        return FileHandler(
-            job, Tokenizer(job.tokenizer, eos=job.eos, special_tokens=job.special_tokens)
-        )
+        if multiprocessing.parent_process() is not None:
+            self._held = worker_lock(job.out / WORK)  # as long as this process lives
+        tokenizer = Tokenizer(job.tokenizer, eos=job.eos, special_tokens=job.special_tokens)
+        return FileHandler(job, tokenizer)
 
 
 class FileHandler:
@@ -149,8 +170,8 @@ class FileHandler:
 
     def _prepare(self, task: Task) -> Iterator[Tally | FileRecord]:
         job, file = self.job, task.file
-        faults: list[FaultEntry] = []
-        checksum, seen_bytes, last_bytes = "", 0, 0
+        faults, checksum, told = _Faults(job.on_error, file), "", 0
+        tally, next_tally = Tally(0, 0, 0, 0), time.monotonic() + TALLY_SECONDS
         with (
             _Series(job.out, task, self.tokenizer, job.shard_tokens) as train,
             _Series(job.holdout_out or job.out, task, self.tokenizer, job.shard_tokens) as holdout,
@@ -158,24 +179,22 @@ class FileHandler:
             try:
                 reader = HashingReader(file)
             except Damage as damage:
-                faults.append(self._fault(file, Fault(0, damage.reason, damage.detail)))
+                faults.add(Fault(0, damage.reason, damage.detail))
             else:
                 try:
-                    for batch in self._batches(file, reader, faults):
+                    for batch in self._batches(reader, faults):
                         tokens = self._write(batch, train, holdout)
                         text_bytes = sum(len(document.content) for document in batch)
-                        input_bytes, last_bytes = reader.bytes - last_bytes, reader.bytes
-                        yield Tally(len(batch), tokens, text_bytes, input_bytes)
-                    checksum, seen_bytes = _rest(reader)
+                        tally = tally.plus(len(batch), tokens, text_bytes, 0)
+                        if time.monotonic() >= next_tally:
+                            yield tally.plus(0, 0, 0, reader.bytes - told)
+                            tally, told = Tally(0, 0, 0, 0), reader.bytes
+                            next_tally = time.monotonic() + TALLY_SECONDS
+                    checksum = _rest(reader)
                 finally:
                     reader.close()
-        if checksum and file.bytes and seen_bytes != file.bytes:
-            raise UserError(
-                file.location,
-                None,
-                f"changed while it was read ({file.bytes} to {seen_bytes} bytes); run again when "
-                "it is complete",
-            )
+                if checksum:
+                    reader.check_unchanged()
         record = FileRecord(
             number=task.number,
             name=file.name,
@@ -184,27 +203,19 @@ class FileHandler:
             xxh3_128=checksum,
             train=train.record,
             holdout=holdout.record,
-            faults=faults,
+            skipped=dict(sorted(faults.counts.items())),
+            faults=faults.listed,
         )
         write_text_atomically(record_path(job.out, task.number), record.model_dump_json())
-        yield Tally(0, 0, 0, file.bytes - last_bytes)
+        yield tally.plus(0, 0, 0, file.bytes - told)
         yield record
 
-    def _batches(
-        self, file: InputFile, reader: HashingReader, faults: list[FaultEntry]
-    ) -> Iterator[list[Document]]:
+    def _batches(self, reader: HashingReader, faults: _Faults) -> Iterator[list[Document]]:
         batch: list[Document] = []
         size = documents = 0
         for found in read_documents(reader, self.job.max_document_bytes):
             if isinstance(found, Fault):
-                faults.append(self._fault(file, found))
-                if len(faults) > max(HOPELESS_FAULTS, documents):
-                    raise UserError(
-                        file.location,
-                        f"line {found.line}",
-                        f"is the {len(faults)}th fault beside {documents} documents "
-                        f"({found.reason}): this is no C4 file; leave it out",
-                    )
+                faults.add(found, documents)
                 continue
             documents += 1
             # A document larger than a batch goes alone: its encoding takes memory enough.
@@ -229,10 +240,35 @@ class FileHandler:
             tokens += len(whole)
         return tokens
 
-    def _fault(self, file: InputFile, fault: Fault) -> FaultEntry:
-        if self.job.on_error == "stop":
-            raise fault_error(file.location, fault.line, fault.reason, fault.detail)
-        return FaultEntry(line=fault.line, reason=fault.reason, detail=fault.detail)
+
+class _Faults:
+    """What is wrong with one file: all counted, the first listed.
+
+    Raises, when one is added: UserError under `on_error: stop`, or where the file is no C4 at all.
+    """
+
+    def __init__(self, on_error: Literal["stop", "skip"], file: InputFile) -> None:
+        self._on_error, self._file = on_error, file
+        self.counts: Counter[str] = Counter()
+        self.listed: list[FaultEntry] = []
+
+    def add(self, fault: Fault, documents: int = 0) -> None:
+        location = self._file.location
+        if self._on_error == "stop":
+            raise fault_error(location, fault.line, fault.reason, fault.detail)
+        self.counts[fault.reason] += 1
+        total = self.counts.total()
+        if total > max(HOPELESS_FAULTS, documents):
+            raise UserError(
+                location,
+                f"line {fault.line}",
+                f"is the {total}th fault beside {documents} documents ({fault.reason}): this is "
+                "no C4 file; leave it out",
+            )
+        if total <= LISTED_FAULTS:
+            self.listed.append(
+                FaultEntry(line=fault.line, reason=fault.reason, detail=fault.detail)
+            )
 
 
 def fault_error(location: str, line: int, reason: str, detail: str) -> UserError:
@@ -249,12 +285,12 @@ def is_held_out(content: bytes, share: float) -> bool:
     return share > 0 and xxhash.xxh3_64_intdigest(content, seed=_HOLDOUT_SEED) < share * 2**64
 
 
-def _rest(reader: HashingReader) -> tuple[str, int]:
-    """Checksum and size of the whole file, of which a fault may have left a part unread."""
+def _rest(reader: HashingReader) -> str:
+    """Checksum of the whole file, of which a fault may have left a part unread; "" if it must be."""
     try:
-        return reader.hexdigest(), reader.bytes
+        return reader.hexdigest()
     except OSError:
-        return "", reader.bytes
+        return ""
 
 
 class _Series:

@@ -1,4 +1,4 @@
-"""Input files: patterns to a list of files, local or remote (fsspec), and their bytes. No format."""
+"""Input files: patterns to a list of files, and their bytes. Local here, `remote` for the others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import IO
 
 import xxhash
 
 from sgt_ds.data.decompress import Damage
+from sgt_ds.data.remote import (
+    RemoteStream,
+    State,
+    changed_error,
+    is_remote,
+    remote_matches,
+    remote_state,
+)
 from sgt_ds.errors import UserError
 
 
@@ -32,14 +40,15 @@ class InputFile:
 class HashingReader:
     """A file's bytes, counted and hashed as they are read.
 
-    Raises, when made: Damage where the file cannot be opened or is no file.
+    Raises, when made: Damage where the file cannot be opened or is no file. When read: OSError of
+    a local file, UserError of a remote one.
     """
 
     def __init__(self, file: InputFile) -> None:
-        self._hash = xxhash.xxh3_128()
+        self._file, self._hash = file, xxhash.xxh3_128()
         self.bytes = 0
         try:
-            self._stream = _open(file.location)
+            self._stream = _open(file)
         except OSError as error:
             reason = "not-a-file" if isinstance(error, IsADirectoryError) else "unreadable"
             raise Damage(reason, error.strerror or str(error)) from None
@@ -57,6 +66,12 @@ class HashingReader:
             pass
         return self._hash.hexdigest()
 
+    def check_unchanged(self) -> None:
+        """Raise UserError where the file is no longer the one that was listed."""
+        now = _state_now(self._file.location)
+        if now != (listed := (self._file.bytes, self._file.version)):
+            raise changed_error(self._file.location, listed, now)
+
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
@@ -68,13 +83,13 @@ def expand_inputs(patterns: Sequence[str]) -> list[InputFile]:
     A pattern is a path, a glob (`**` too) or a URL of fsspec's (`s3://…`, `https://…`).
     Raises: UserError where a pattern names nothing.
     """
-    found: dict[str, tuple[int, str]] = {}
+    found: dict[str, State] = {}
     for pattern in patterns:
-        matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern)
+        matches = remote_matches(pattern) if is_remote(pattern) else _local_matches(pattern)
         if not matches:
             raise UserError(pattern, None, "no such file; check the path or the pattern")
-        for location, size, version in matches:
-            found.setdefault(location, (size, version))
+        for location, state in matches:
+            found.setdefault(location, state)
     names = _names(list(found))
     return [
         InputFile(location, names[location], size, version)
@@ -91,7 +106,7 @@ def _names(locations: list[str]) -> dict[str, str]:
     return {location: str(PurePosixPath(location).relative_to(root)) for location in locations}
 
 
-def _local_matches(pattern: str) -> list[tuple[str, int, str]]:
+def _local_matches(pattern: str) -> list[tuple[str, State]]:
     # A file may be named like a pattern: the exact name wins.
     # Path.glob takes no absolute pattern.
     paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
@@ -100,50 +115,28 @@ def _local_matches(pattern: str) -> list[tuple[str, int, str]]:
         try:
             state = Path(path).stat()
         except OSError:  # a dangling link: it is named when it is opened
-            matches.append((str(Path(path).absolute()), 0, ""))
+            matches.append((str(Path(path).absolute()), (0, "")))
             continue
         if "**" in pattern and stat.S_ISDIR(state.st_mode):
             continue
-        matches.append((os.path.realpath(path), state.st_size, str(state.st_mtime_ns)))
+        matches.append((os.path.realpath(path), (state.st_size, str(state.st_mtime_ns))))
     return matches
 
 
-def _remote_matches(pattern: str) -> list[tuple[str, int, str]]:
-    filesystem, path = _filesystem(pattern)
+def _state_now(location: str) -> State:
+    if is_remote(location):
+        return remote_state(location)
     try:
-        magic = any(character in path for character in "*?[") and "http" not in pattern[:4]
-        paths = sorted(filesystem.glob(path)) if magic else [path]
-        matches = []
-        for match in paths:
-            info = filesystem.info(match)
-            mark = next((str(info[key]) for key in ("ETag", "etag", "mtime") if key in info), "")
-            location = filesystem.unstrip_protocol(match)
-            matches.append((location, int(info.get("size") or 0), mark))
-        return matches
-    except FileNotFoundError:
-        return []
-    except Exception as error:  # each remote has its own kinds of error
-        raise UserError(pattern, None, f"cannot be listed ({error}); check the address") from None
+        state = Path(location).stat()
+    except OSError:  # gone
+        return 0, ""
+    return state.st_size, str(state.st_mtime_ns)
 
 
-def _filesystem(location: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-
-        return cast("tuple[Any, str]", fsspec.core.url_to_fs(location))
-    except (ImportError, ValueError) as error:
-        raise UserError(location, None, f"needs another package: {error}") from None
-
-
-def _open(location: str) -> IO[bytes]:
-    if "://" in location:
-        filesystem, path = _filesystem(location)
-        try:
-            return cast("IO[bytes]", filesystem.open(path, "rb"))
-        except OSError:
-            raise
-        except Exception as error:  # each remote has its own kinds of error
-            raise OSError(str(error)) from None
+def _open(file: InputFile) -> IO[bytes] | RemoteStream:
+    location = file.location
+    if is_remote(location):
+        return RemoteStream(location, (file.bytes, file.version))
     # A named pipe would block for ever.
     if not stat.S_ISREG(Path(location).stat().st_mode):
         raise IsADirectoryError("is a directory or a device, not a file")

@@ -7,14 +7,12 @@ this machine and the number of workers stand in the report only.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +33,7 @@ from sgt_ds.data.file_work import (
     record_path,
 )
 from sgt_ds.data.inputs import HashingReader, InputFile, expand_inputs
+from sgt_ds.data.locks import coordinator_lock, worker_lock
 from sgt_ds.data.manifest import (
     NAME,
     Manifest,
@@ -93,7 +92,9 @@ class Report:
     holdout_documents: int = 0
     holdout_tokens: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    """Damaged documents by reason; skipped.jsonl lists them."""
+    """Damaged documents by reason."""
+    skipped_list: str | None = None
+    """File that lists them: of each input, the first thousand."""
     seconds: float = 0.0
     documents_per_second: float = 0.0
     tokens_per_second: float = 0.0
@@ -118,7 +119,9 @@ class Report:
                 f"held out: {self.holdout_documents:,} documents, {self.holdout_tokens:,} tokens"
             )
         for reason, count in self.skipped.items():
-            lines.append(f"skipped: {count:,} × {reason}; {SKIPPED} lists them")
+            lines.append(f"skipped: {count:,} × {reason}")
+        if self.skipped_list:
+            lines.append(f"{self.skipped_list} lists them by file and line")
         return "\n".join(lines)
 
 
@@ -135,8 +138,9 @@ def prepare(wish: Preparation) -> Report | None:
     if communicator.Get_rank() != 0:
         job = communicator.bcast(None)
         if job is not None:
-            for _ in run_mpi(Worker(job), [], communicator):
-                pass
+            with worker_lock(job.out / WORK):
+                for _ in run_mpi(Worker(job), [], communicator):
+                    pass
         return None
     try:
         return _prepare(wish, partial(run_mpi, communicator=communicator), communicator.bcast)
@@ -167,7 +171,7 @@ def _prepare(wish: Preparation, run: Run, announce: Callable[[Job | None], objec
         for directory in directories:
             _check_fresh(directory, wish.out)
             directory.mkdir(parents=True, exist_ok=True)
-        with _lock(wish.out):
+        with coordinator_lock(wish.out, wish.out / WORK):
             if (wish.out / NAME).exists():
                 raise UserError(wish.out, None, "was just finished by another process")
             return _work(wish, files, tokenizer, directories, run, announce)
@@ -220,11 +224,8 @@ def _work(
             if isinstance(message, FileRecord):
                 records[message.number] = message
                 continue
-            total = Tally(
-                total.documents + message.documents,
-                total.tokens + message.tokens,
-                total.text_bytes + message.text_bytes,
-                total.input_bytes + message.input_bytes,
+            total = total.plus(
+                message.documents, message.tokens, message.text_bytes, message.input_bytes
             )
             elapsed = time.monotonic() - started
             progress.advance(
@@ -251,20 +252,6 @@ def _tokenizer_name(tokenizer: Tokenizer) -> str:
 def _copy(source: Path, target: Path) -> None:
     with atomic_writer(target) as stream:
         stream.write(source.read_bytes())
-
-
-@contextmanager
-def _lock(out: Path) -> Iterator[None]:
-    work = out / WORK
-    work.mkdir(exist_ok=True)
-    with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                out, None, "is being prepared by another process; wait for it, or end it"
-            ) from None
-        yield
 
 
 def _check_fresh(directory: Path, out: Path) -> None:
@@ -342,7 +329,7 @@ def _finished(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer) -
     skipped: Counter[str] = Counter()
     for source in manifest.sources:
         skipped.update(source.skipped)
-    report.skipped = dict(sorted(skipped.items()))
+    _set_skipped(report, skipped, wish.out)
     return report
 
 
@@ -388,27 +375,30 @@ def _checksum(file: InputFile) -> str:
 
 
 def _check_faults(wish: Preparation, files: list[InputFile], records: list[FileRecord]) -> None:
-    faulty = [(files[record.number], fault) for record in records for fault in record.faults]
-    if not faulty:
+    bad = sum(sum(record.skipped.values()) for record in records)
+    if not bad:
         return
-    file, fault = faulty[0]
+    file, fault = next(
+        (files[record.number], fault) for record in records for fault in record.faults
+    )
     if wish.on_error == "stop":  # an earlier attempt skipped
         raise fault_error(file.location, fault.line, fault.reason, fault.detail)
     good = sum(record.train.documents + record.holdout.documents for record in records)
-    share = len(faulty) / (good + len(faulty))
+    share = bad / (good + bad)
     if share > wish.max_bad_fraction:
         raise UserError(
             file.location,
             f"line {fault.line}",
-            f"{fault.detail} ({fault.reason}) is the first of {len(faulty)} faults beside {good} "
+            f"{fault.detail} ({fault.reason}) is the first of {bad} faults beside {good} "
             f"documents: {share:.4f} is above --max-bad-fraction {wish.max_bad_fraction:g}; mend "
             "the files, or raise it",
         )
 
 
 def _count(report: Report, records: list[FileRecord]) -> None:
-    skipped: Counter[str] = Counter(fault.reason for record in records for fault in record.faults)
+    skipped: Counter[str] = Counter()
     for record in records:
+        skipped.update(record.skipped)
         for part in (record.train, record.holdout):
             report.documents += part.documents
             report.tokens += part.tokens
@@ -416,7 +406,12 @@ def _count(report: Report, records: list[FileRecord]) -> None:
         report.holdout_documents += record.holdout.documents
         report.holdout_tokens += record.holdout.tokens
     report.characters_per_token = report.characters / max(report.tokens, 1)
+    _set_skipped(report, skipped, Path(report.out))
+
+
+def _set_skipped(report: Report, skipped: Counter[str], out: Path) -> None:
     report.skipped = dict(sorted(skipped.items()))
+    report.skipped_list = str(out / SKIPPED) if skipped else None
 
 
 def _finish(
@@ -489,9 +484,7 @@ def _manifest(
                 documents=of(record).documents,
                 tokens=of(record).tokens,
                 characters=of(record).characters,
-                skipped=dict(sorted(Counter(f.reason for f in record.faults).items()))
-                if part == "train"
-                else {},
+                skipped=record.skipped if part == "train" else {},
             )
             for record in records
         ],

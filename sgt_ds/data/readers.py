@@ -17,6 +17,8 @@ _BOM = b"\xef\xbb\xbf"
 # JSON may spell a byte as six (\u0041), and other fields stand on the line too.
 _ESCAPE_FACTOR = 6
 _OTHER_FIELDS_BYTES = 1 << 16
+# A line of 24 MB of brackets makes a gigabyte of Python objects: longer ones are looked over first.
+_TRUSTED_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,10 @@ def _lines(pieces: Iterable[bytes], limit: int) -> Iterator[tuple[int, bytes | N
 
 
 def _parsed(number: int, line: bytes, max_document_bytes: int) -> Document | Fault:
+    if len(line) > _TRUSTED_LINE_BYTES and _is_more_than_text(line):
+        return Fault(
+            number, "line-too-long", f"holds more than {_OTHER_FIELDS_BYTES} bytes beside its texts"
+        )
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -124,3 +130,11 @@ def _parsed(number: int, line: bytes, max_document_bytes: int) -> Document | Fau
             f"a document of {len(content)} bytes, above --max-document-bytes {max_document_bytes}",
         )
     return Document(number, text, content)
+
+
+def _is_more_than_text(line: bytes) -> bool:
+    """Whether more than a document's few fields stand outside the strings of a line of JSON."""
+    bare = line.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > _OTHER_FIELDS_BYTES:
+        return True
+    return sum(map(len, bare.split(b'"')[::2])) > _OTHER_FIELDS_BYTES

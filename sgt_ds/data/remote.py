@@ -1,0 +1,190 @@
+"""Remote files through fsspec: what a pattern names, and bytes that go on after a broken read.
+
+Knows no format. A remote store that fails is never taken for a damaged file: what is read must not
+depend on the weather, so every failure here ends the work, in one line, and can be gone on with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import IO, Any, TypeVar, cast
+
+from sgt_ds.errors import UserError
+
+PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Between attempts at one read. Any byte that arrives starts them anew."""
+EXTRA = "pip install 'sgt-ds[remote]'"
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
+    "hf": "huggingface_hub",
+}
+# What stores call the mark that changes with a file's content, best first.
+_MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "mtime")
+# More attempts would end the same.
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError)
+_T = TypeVar("_T")
+
+State = tuple[int, str]
+"""Size in bytes (0: not told) and mark ("": none)."""
+
+
+def is_remote(location: str) -> bool:
+    """Whether fsspec has to read it."""
+    return "://" in location
+
+
+def remote_matches(pattern: str) -> list[tuple[str, State]]:
+    """Locations that a URL names, in order of name, with their states. None: an empty list.
+
+    Raises: UserError where a package is missing or the store cannot be asked.
+    """
+    filesystem, path = _filesystem(pattern)
+    # In a web address, `?` begins a query and `[` stands for itself.
+    magic = "*" if pattern.startswith(("http://", "https://")) else "*?["
+
+    def ask() -> dict[str, dict[str, Any]]:
+        if not any(character in path for character in magic):
+            return {path: filesystem.info(path)}
+        found = cast("dict[str, dict[str, Any]]", filesystem.glob(path, detail=True))
+        # A web server's index tells names alone.
+        return {
+            name: info if info.get("size") is not None else filesystem.info(name)
+            for name, info in found.items()
+        }
+
+    try:
+        found = _persistent(ask, pattern, "cannot be listed")
+    except FileNotFoundError:
+        return []
+    return [
+        (str(filesystem.unstrip_protocol(name)), _state(info))
+        for name, info in sorted(found.items())
+    ]
+
+
+def remote_state(location: str) -> State:
+    """A file's state now, asked anew. Raises: UserError."""
+    filesystem, path = _filesystem(location)
+
+    def ask() -> State:
+        filesystem.invalidate_cache()
+        return _state(filesystem.info(path))
+
+    return _persistent(ask, location, "cannot be asked for its size")
+
+
+class RemoteStream:
+    """A remote file's bytes, front to back. A read that breaks off goes on where it was.
+
+    `state`: as listed. Raises, when reading: UserError where the file has changed since, or stays
+    out of reach.
+    """
+
+    def __init__(self, location: str, state: State) -> None:
+        self.location, self.state = location, state
+        self._filesystem, self._path = _filesystem(location)
+        self._stream: IO[bytes] | None = None
+        self._position = 0
+        self._ranges = True
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none at the end."""
+        content = _persistent(
+            lambda: self._attempt(size), self.location, f"broke off at byte {self._position}"
+        )
+        self._position += len(content)
+        return content
+
+    def close(self) -> None:
+        """Close the connection."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def _attempt(self, size: int) -> bytes:
+        try:
+            if self._stream is None:
+                self._stream = self._opened_at(self._position)
+            content = self._stream.read(size)
+            if not content and self._position < self.state[0]:
+                raise OSError(f"ended after {self._position} of {self.state[0]} bytes")
+            return content
+        except Exception as error:
+            self._stream = None  # closing what is broken may fail too
+            if self._ranges and "range requests" in str(error):  # fsspec's word for such servers
+                self._ranges = False
+                return self._attempt(size)
+            raise
+
+    def _opened_at(self, position: int) -> IO[bytes]:
+        if position and (now := remote_state(self.location)) != self.state:
+            raise changed_error(self.location, self.state, now)
+        # A block size of 0 asks for one long answer in place of a range at a time.
+        options = {} if self._ranges else {"block_size": 0}
+        stream = cast("IO[bytes]", self._filesystem.open(self._path, "rb", **options))
+        if position and self._ranges and stream.seekable():
+            stream.seek(position)
+            return stream
+        while position:
+            skipped = len(stream.read(min(position, 1 << 20)))
+            if not skipped:
+                raise OSError("ended before the byte at which it had broken off")
+            position -= skipped
+        return stream
+
+
+def changed_error(location: str, old: State, new: State) -> UserError:
+    """A file that is not the one that was listed."""
+    sizes = f"{old[0]} to {new[0]} bytes" if old[0] != new[0] else f"still {new[0]} bytes"
+    return UserError(
+        location, None, f"changed while it was read ({sizes}); run again when it is complete"
+    )
+
+
+def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
+    """The attempt's result, after as many pauses as it takes.
+
+    Raises: UserError at the last failure, or at once where more attempts would end the same;
+    FileNotFoundError as it comes.
+    """
+    for pause in (*PAUSES_SECONDS, None):
+        try:
+            return attempt()
+        except (UserError, FileNotFoundError):
+            raise
+        except Exception as error:  # each store has its own kinds of error
+            reason = str(error) or type(error).__name__
+            if isinstance(error, _FINAL):
+                raise UserError(location, None, f"cannot be read ({reason})") from None
+            if pause is None:
+                raise UserError(
+                    location,
+                    None,
+                    f"{what} ({reason}), {len(PAUSES_SECONDS) + 1} times; the same command goes "
+                    "on once it can be reached: finished files are kept",
+                ) from None
+            time.sleep(pause)
+    raise AssertionError("unreachable")
+
+
+def _state(info: dict[str, Any]) -> State:
+    mark = next((str(info[key]) for key in _MARKS if info.get(key)), "")
+    return int(info.get("size") or 0), mark
+
+
+def _filesystem(location: str) -> tuple[Any, str]:
+    protocol = location.partition("://")[0].rpartition("::")[2].lower()
+    try:
+        import fsspec
+
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(location))
+    except ImportError:
+        package = _PACKAGES.get(protocol, f"that fsspec needs for {protocol}")
+        raise UserError(location, None, f"needs the package {package}; {EXTRA}") from None
+    except ValueError:
+        raise UserError(
+            location, None, f"{protocol}:// is unknown here; give a path, s3, gs, hf or https"
+        ) from None
