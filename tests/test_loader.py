@@ -85,7 +85,7 @@ def global_batch(
     shares = [
         [
             rows[:, 1].tolist()
-            for rows in loader_of(sources, batch, micro, rank, world, seed).read(number)
+            for rows, _ in loader_of(sources, batch, micro, rank, world, seed).read(number)
         ]
         for rank in range(world)
     ]
@@ -135,14 +135,15 @@ def test_prefetched_steps_equal_direct_reads_after_any_seek(two_sets: list[DataS
         for batch in (0, 1, 2, 40, 41, 3, 3, 4):
             if loader.batches != batch:
                 loader.seek(batch)
-            direct = list(loader.read(batch))
-            step = [tensor.numpy() for tensor in loader.next_step()]
+            direct = [rows for rows, _ in loader.read(batch)]
+            step = [micro_batch.tokens.numpy() for micro_batch in loader.next_step()]
             assert loader.batches == batch + 1
             assert np.array_equal(step, direct)
         # An iterator that was left half-way doesn't shift what follows.
         half = loader.next_step()
         next(half)
-        assert np.array_equal([t.numpy() for t in loader.next_step()], list(loader.read(6)))
+        step = [micro_batch.tokens.numpy() for micro_batch in loader.next_step()]
+        assert np.array_equal(step, [rows for rows, _ in loader.read(6)])
         assert loader.wait_seconds > 0
         assert sum(loader.source_tokens.values()) == loader.batches * 8 * LENGTH
 
@@ -183,6 +184,6 @@ def test_validation_reads_the_same_sequences_at_every_world_size(
             value
             for rank in range(world)
             for rows in validation_batches(token_set, LENGTH, wanted, 4, rank, world)
-            for value in rows[:, 1].tolist()
+            for value in rows.tokens[:, 1].tolist()
         ]
         assert sorted(seen) == list(range(expected))

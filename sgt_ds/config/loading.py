@@ -36,7 +36,12 @@ NOT_IDENTITY = frozenset(
         "training.compile",
         "training.max_skipped_steps",
         "training.collective_timeout_seconds",
+        # What is read, wherever it lies, is told by each checkpoint: the loader compares it.
+        "data.train",
         "data.validation",
+        "data.exhausted",
+        "data.cache_dir",
+        "data.accept_changed",
     }
 )
 

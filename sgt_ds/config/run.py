@@ -21,6 +21,9 @@ LISTED_LAYERS = ("block_loop", "attention_loop", "high_entropy_loop", "low_entro
 Entry = Literal["decay", "none", "ramp"]
 Direction = Literal["d2s", "s2d"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
+Url = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9+.-]*://")]
+# A Path would swallow one of a URL's slashes.
+Location = Annotated[Url | Path, Field(union_mode="left_to_right")]
 
 
 class FromJournal(Section):
@@ -68,8 +71,8 @@ class GrowthConfig(Section):
 class DataSource(Section):
     """One prepared set of token shards."""
 
-    path: Path
-    """Directory that `sgt-ds data prepare` wrote."""
+    path: Location
+    """Directory that `sgt-ds data prepare` wrote; or its URL (s3, gs, hf, https, file)."""
     weight: PositiveFloat = 1.0
     """Share of the training sequences, relative to the other sources."""
 
@@ -79,12 +82,18 @@ class DataConfig(Section):
 
     train: list[DataSource] = Field(min_length=1)
     """Prepared sets to train from."""
-    validation: Path | None = None
-    """Prepared set for the validation loss."""
+    validation: Location | None = None
+    """Prepared set for the validation loss; a directory or a URL."""
     sequence_length: PositiveInt = 4096
     """Positions of one sequence (N); a sample holds one token more."""
     document_mask: bool = False
-    """Keep attention within a document."""
+    """Keep attention within a document; positions count from its start."""
+    exhausted: Literal["repeat", "stop"] = "repeat"
+    """When a set has been read once: read it again in another order, or save and end the run."""
+    cache_dir: Path | None = None
+    """Where shards of remote sets are kept; null is sgt-ds under the user's cache directory."""
+    accept_changed: bool = False
+    """Go on from a checkpoint although the data sets, their weights or the length have changed."""
 
 
 class TrainingConfig(Section):

@@ -1,6 +1,7 @@
 """Data: C4 files to token shards, and shards to global batches. Imports config only."""
 
-from sgt_ds.data.loader import GlobalOrder, Loader, validation_batches
+from sgt_ds.data.bench import PrepareBench, bench_prepare
+from sgt_ds.data.loader import GlobalOrder, Loader, MicroBatch, validation_batches
 from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prepare import Preparation, Report, prepare
 from sgt_ds.data.token_set import (
@@ -16,12 +17,15 @@ from sgt_ds.data.verification import inspect, verify
 __all__ = [
     "GlobalOrder",
     "Loader",
+    "MicroBatch",
     "Permutation",
     "Preparation",
+    "PrepareBench",
     "Report",
     "TokenSet",
     "Tokenizer",
     "TrainedTokenizer",
+    "bench_prepare",
     "check_data",
     "check_tokenizer_file",
     "inspect",

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from queue import Full, Queue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +31,37 @@ from sgt_ds.data.token_set import (
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Preparation shares this room and needs no torch: the functions that need it import it.
+
+Exhausted = Literal["repeat", "stop"]
+_Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]
 
 ORDER_VERSION = 1
 # Tokens that wait for the trainer, at most (int64: 32 MiB), and micro-batches; at least two of these.
 PREFETCH_TOKENS = 1 << 22
 PREFETCH_MICRO_BATCHES = 64
+# Sequences of this rank whose shards are fetched ahead, at least, where sets are remote.
+FETCH_AHEAD_SEQUENCES = 256
 _STOP_POLL_SECONDS = 0.1
+
+
+class MicroBatch(NamedTuple):
+    """What one forward pass takes."""
+
+    tokens: Tensor
+    """int64 (sequences, N + 1): inputs are the first N, targets the last N."""
+    document_starts: Tensor | None
+    """int64 (sequences, N): for each input the place at which its document starts in the sequence,
+    0 up to the first boundary; None where documents are not told apart."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """On the device, without waiting where the memory is pinned."""
+        tokens, starts = self
+        moved = tokens.to(device, non_blocking=True)
+        return MicroBatch(moved, None if starts is None else starts.to(device, non_blocking=True))
 
 
 class GlobalOrder:
@@ -94,9 +117,15 @@ class Loader:
         world_size: int,
         seed: int,
         *,
+        document_starts: bool = False,
+        exhausted: Exhausted = "repeat",
+        cache_dir: Path | None = None,
         pin_memory: bool | None = None,
     ) -> None:
-        """`pin_memory`: page-locked tensors; None pins where CUDA is there."""
+        """`document_starts`: tell documents apart. `exhausted`: whether a source that was read once
+        is read again in another order, or the data end there. `cache_dir`: as `open_token_set`.
+        `pin_memory`: page-locked tensors; None pins where CUDA is there.
+        """
         if global_batch_size % (micro_batch_size * world_size) or not 0 <= rank < world_size:
             raise ValueError("the global batch is no multiple of micro-batch × ranks")
         import torch
@@ -104,7 +133,8 @@ class Loader:
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self.sequence_length, self.global_batch_size = sequence_length, global_batch_size
         self.micro_batch_size, self.rank, self.world_size = micro_batch_size, rank, world_size
-        self.token_sets = [open_token_set(source.path) for source in sources]
+        self.document_starts = document_starts
+        self.token_sets = [open_token_set(source.path, cache_dir) for source in sources]
         check_same_tokenizer(self.token_sets)
         for token_set in self.token_sets:
             check_sequence_length(token_set, sequence_length)
@@ -116,12 +146,15 @@ class Loader:
         for source, quota in zip(sources, self.order.mixture.quotas, strict=True):
             if quota == 0:
                 raise UserError(
-                    source.path,
+                    str(source.path),
                     "data.train.weight",
                     f"{source.weight:g} is less than one sequence in {PERIOD}; raise it or leave "
                     "the source out",
                 )
         self._weights = [source.weight for source in sources]
+        self.last_batches = self._whole_batches() if exhausted == "stop" else None
+        """Global batches until the first source is exhausted; None where sources repeat."""
+        self._is_remote = any(token_set.is_remote for token_set in self.token_sets)
         self.batches = 0
         """Global batches handed out, over all ranks the same number: applied and skipped updates."""
         self.wait_seconds = 0.0
@@ -159,9 +192,48 @@ class Loader:
         drawn = self.order.mixture.drawn(self.batches * self.global_batch_size)
         counts: dict[str, int] = {}
         for token_set, sequences in zip(self.token_sets, drawn, strict=True):
-            name = str(token_set.path)
+            name = token_set.name
             counts[name] = counts.get(name, 0) + sequences * self.sequence_length
         return counts
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the data end here: no further whole batch without reading a source again."""
+        return self.last_batches is not None and self.batches >= self.last_batches
+
+    @property
+    def exhausted_source(self) -> str:
+        """The source that runs out first, by name."""
+        first = min(range(len(self.token_sets)), key=self._end_of)
+        return self.token_sets[first].name
+
+    def differences(self, before: Mapping[str, Any]) -> list[str]:
+        """What is read now and was not read then, one line each. `before`: an `identity`."""
+        now = self.identity
+        found = [
+            f"{key} {before.get(key)} -> {now[key]}"
+            for key in ("order", "sequence_length")
+            if before.get(key) != now[key]
+        ]
+        old, new = before.get("sources", []), now["sources"]
+        for place, token_set in enumerate(self.token_sets):
+            what = f"data.train.{place} ({token_set.name})"
+            if place >= len(old):
+                found.append(f"{what} was not there")
+                continue
+            changes = [
+                f"{key} {old[place].get(key)} -> {new[place][key]}"
+                for key in ("tokens", "per_thousand")
+                if old[place].get(key) != new[place][key]
+            ]
+            if old[place].get("set") != new[place]["set"]:
+                changes.append(
+                    f"contents {str(old[place].get('set'))[:12]} -> {new[place]['set'][:12]}"
+                )
+            if changes:
+                found.append(f"{what}: {', '.join(changes)}")
+        found += [f"data.train.{place} is gone" for place in range(len(new), len(old))]
+        return found
 
     def seek(self, batches: int) -> None:
         """Go on with global batch `batches`. Reads nothing."""
@@ -170,13 +242,16 @@ class Loader:
         self._stop_prefetch()
         self.batches = batches
 
-    def next_step(self) -> Iterator[Tensor]:
-        """The next global batch: its micro-batches of this rank, int64 (micro-batch, N + 1) each.
+    def next_step(self) -> Iterator[MicroBatch]:
+        """The next global batch: its micro-batches of this rank.
 
         `batches` advances at once. What the caller leaves of an iterator is dropped when the next
         one starts.
-        Raises, while iterated: UserError where a shard cannot be read.
+        Raises: ValueError past the end (`is_exhausted`); while iterated: UserError where a shard
+        cannot be read.
         """
+        if self.is_exhausted:
+            raise ValueError("the data are exhausted")
         batch = self.batches
         self.batches += 1
         return self._micro_batches_of(batch)
@@ -187,23 +262,36 @@ class Loader:
         rows = steps * self.micro_batch_size + np.arange(self.micro_batch_size)
         return batch * self.global_batch_size + rows
 
-    def read(self, batch: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Global batch `batch`, unprefetched: this rank's arrays int64 (micro-batch, N + 1)."""
+    def read(self, batch: int) -> Iterator[_Arrays]:
+        """Global batch `batch`, unprefetched: this rank's arrays as in `MicroBatch`."""
         positions = self.batch_rows(batch)
         sources, sequences = self.order.locate(positions.reshape(-1))
         for step in range(len(positions)):
             rows = np.empty((self.micro_batch_size, self.sequence_length + 1), dtype=np.int64)
+            starts = np.empty_like(rows[:, 1:], order="C") if self.document_starts else None
             part = slice(step * self.micro_batch_size, (step + 1) * self.micro_batch_size)
             for source in np.unique(sources[part]).tolist():
                 of_source = np.flatnonzero(sources[part] == source)
                 self.token_sets[source].read_into(
-                    [rows[row] for row in of_source.tolist()], sequences[part][of_source]
+                    [rows[row] for row in of_source.tolist()],
+                    sequences[part][of_source],
+                    None if starts is None else [starts[row] for row in of_source.tolist()],
                 )
-            yield rows
+            yield rows, starts
+
+    def fetch_ahead(self, batch: int) -> None:
+        """Begin to fetch what this rank needs of a global batch, where sets are remote."""
+        if not self._is_remote:
+            return
+        sources, sequences = self.order.locate(self.batch_rows(batch).reshape(-1))
+        for source in np.unique(sources).tolist():
+            self.token_sets[source].fetch_ahead(sequences[sources == source], self.sequence_length)
 
     def close(self) -> None:
         """End the background thread. The loader may be used again afterwards."""
         self._stop_prefetch()
+        for token_set in self.token_sets:
+            token_set.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -216,7 +304,15 @@ class Loader:
     ) -> None:
         self.close()
 
-    def _micro_batches_of(self, batch: int) -> Iterator[Tensor]:
+    def _end_of(self, source: int) -> int:
+        """Place in the global order at which a source would repeat."""
+        return self.order.mixture.position_of(source, self.order.sizes[source])
+
+    def _whole_batches(self) -> int:
+        ends = map(self._end_of, range(len(self.token_sets)))
+        return min(ends) // self.global_batch_size
+
+    def _micro_batches_of(self, batch: int) -> Iterator[MicroBatch]:
         if self._prefetch is None or not self._prefetch.will_give(batch):
             self._stop_prefetch()
             self._prefetch = _Prefetch(self, batch)
@@ -232,14 +328,17 @@ class Loader:
             self._prefetch.stop()
             self._prefetch = None
 
-    def _as_tensor(self, rows: npt.NDArray[np.int64]) -> Tensor:
+    def _as_tensors(self, rows: _Arrays) -> MicroBatch:
         import torch
 
-        tensor = torch.from_numpy(rows)
-        return tensor.pin_memory() if self._pin else tensor
+        tokens, starts = (None if part is None else torch.from_numpy(part) for part in rows)
+        assert tokens is not None
+        if self._pin:
+            tokens, starts = tokens.pin_memory(), None if starts is None else starts.pin_memory()
+        return MicroBatch(tokens, starts)
 
 
-_Item = tuple[int, int, "Tensor | BaseException"]
+_Item = tuple[int, int, "MicroBatch | BaseException"]
 
 
 class _Prefetch:
@@ -248,6 +347,8 @@ class _Prefetch:
     def __init__(self, loader: Loader, batch: int) -> None:
         micro_tokens = loader.micro_batch_size * (loader.sequence_length + 1)
         self._loader, self._first = loader, batch
+        of_rank = loader.micro_batches * loader.micro_batch_size
+        self._fetch_ahead = 1 + -(-FETCH_AHEAD_SEQUENCES // of_rank)
         ahead = max(2, min(PREFETCH_MICRO_BATCHES, PREFETCH_TOKENS // micro_tokens))
         self._queue: Queue[_Item] = Queue(maxsize=ahead)
         self._last_taken = (batch, -1)
@@ -263,7 +364,7 @@ class _Prefetch:
             return False
         return batch == taken + 1 or (batch == taken and step == -1)
 
-    def take(self, batch: int, step: int) -> Tensor:
+    def take(self, batch: int, step: int) -> MicroBatch:
         """Wait for one micro-batch; earlier ones that nobody took are dropped.
 
         Raises: what reading raised, in the caller's thread.
@@ -286,10 +387,14 @@ class _Prefetch:
 
     def _fill(self) -> None:
         batch, step = self._first, 0
+        fetching = batch
         try:
-            while True:
+            while batch != self._loader.last_batches:
+                while fetching < batch + self._fetch_ahead:
+                    self._loader.fetch_ahead(fetching)
+                    fetching += 1
                 for step, rows in enumerate(self._loader.read(batch)):
-                    if not self._put((batch, step, self._loader._as_tensor(rows))):
+                    if not self._put((batch, step, self._loader._as_tensors(rows))):
                         return
                 batch, step = batch + 1, 0
         except BaseException as error:  # whatever it was, the trainer must hear of it
@@ -312,10 +417,12 @@ def validation_batches(
     micro_batch_size: int,
     rank: int,
     world_size: int,
-) -> Iterator[Tensor]:
+    *,
+    document_starts: bool = False,
+) -> Iterator[MicroBatch]:
     """Share of one rank in the set's first `sequences` sequences, in the set's own order.
 
-    Yields int64 (up to micro-batch, N + 1). All ranks together hold each sequence once, at any
+    Yields up to a micro-batch of sequences at a time. All ranks together hold each sequence once, at any
     world size; where the number does not divide, some ranks get fewer rows or batches, so means are
     to be taken from sums and counts over all ranks.
     Raises: UserError where the set holds no sequence of that length.
@@ -327,4 +434,9 @@ def validation_batches(
     for start in range(rank * micro_batch_size, total, world_size * micro_batch_size):
         size = min(micro_batch_size, total - start)
         indices = np.arange(start, start + size, dtype=np.int64)
-        yield torch.from_numpy(token_set.read(indices, sequence_length))
+        rows = np.empty((size, sequence_length + 1), dtype=np.int64)
+        starts = np.empty((size, sequence_length), dtype=np.int64) if document_starts else None
+        token_set.read_into(rows, indices, starts)
+        yield MicroBatch(
+            torch.from_numpy(rows), None if starts is None else torch.from_numpy(starts)
+        )

@@ -53,6 +53,11 @@ class Mixture:
             for quota, before in zip(self.quotas, self._before[place], strict=True)
         ]
 
+    def position_of(self, source: int, turn: int) -> int:
+        """Place in the global order of a source's sequence number `turn` (from 0, over all epochs)."""
+        periods, place = divmod(turn, self.quotas[source])
+        return periods * PERIOD + int(np.flatnonzero(self.pattern == source)[place])
+
     def locate(
         self, positions: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:

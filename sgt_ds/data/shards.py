@@ -210,6 +210,20 @@ class Shard:
         """Tokens of a document, its EOS included."""
         return self.tokens[int(self.starts[index]) : int(self.starts[index + 1])]
 
+    def document_starts(self, first: int, length: int) -> npt.NDArray[np.int64]:
+        """For tokens first … first + length − 1, the place in them at which each one's document starts.
+
+        Returns int64 (length,), rising; 0 for the document that the first of them lies in.
+        """
+        index = self.starts.view(np.int64)  # searching uint64 for an int would convert all of it
+        low, high = index.searchsorted(first, "right"), index.searchsorted(first + length, "left")
+        places = np.zeros(length, dtype=np.int64)
+        if low < high:
+            borders = index[low:high] - first
+            places[borders] = borders
+            np.maximum.accumulate(places, out=places)
+        return places
+
     def faults(self) -> list[str]:
         """What a full read finds wrong, as `field: fault`; empty for a good shard."""
         header, found = self.header, []

@@ -12,11 +12,15 @@ import numpy.typing as npt
 
 from sgt_ds.config import DataConfig, ModelConfig
 from sgt_ds.data.manifest import NAME, Manifest, read_manifest
+from sgt_ds.data.remote import is_remote
+from sgt_ds.data.shard_cache import ShardCache
 from sgt_ds.data.shards import Shard
 from sgt_ds.errors import UserError
 
 # Mapped shards are kept up to this many: the kernel allows a process about 65,000 mappings.
 MAPPED_SHARDS = 8192
+
+Rows = Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]
 
 
 class TokenSet:
@@ -27,8 +31,17 @@ class TokenSet:
     its end, fewer than N.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest = path, manifest
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        *,
+        name: str | None = None,
+        cache: ShardCache | None = None,
+    ) -> None:
+        """`name`: what the set is called, else its path. `cache`: fetches what `path` lacks yet."""
+        self.path, self.manifest, self._cache = path, manifest, cache
+        self.name = str(path) if name is None else name
         self.fingerprint = manifest.fingerprint
         self._shard_tokens = np.array([shard.tokens for shard in manifest.shards], dtype=np.int64)
         self._mapped: OrderedDict[int, Shard] = OrderedDict()
@@ -78,19 +91,39 @@ class TokenSet:
 
     def read_into(
         self,
-        rows: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64],
+        rows: Rows,
         indices: npt.NDArray[Any],
+        document_starts: Rows | None = None,
     ) -> None:
-        """Fill `rows`, each int64 (N + 1,), with the sequences `indices` (n,) of length N."""
+        """Fill `rows`, each int64 (N + 1,), with the sequences `indices` (n,) of length N.
+
+        `document_starts`: filled too, each int64 (N,), as `Shard.document_starts` of its inputs.
+        """
         length = len(rows[0]) - 1 if len(indices) else 1
-        ends = self._sequence_ends(length)
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < ends[-1]:
-            raise IndexError(f"sequence outside 0 … {ends[-1] - 1}")
-        places = np.searchsorted(ends, indices, side="right")
-        before = np.concatenate([[0], ends])[places]
-        starts = (indices - before) * length
-        for row, place, start in zip(rows, places.tolist(), starts.tolist(), strict=True):
-            row[:] = self.shard(place).tokens[start : start + length + 1]
+        places, starts = self._lie(indices, length)
+        for number, (place, start) in enumerate(zip(places.tolist(), starts.tolist(), strict=True)):
+            shard = self.shard(place)
+            rows[number][:] = shard.tokens[start : start + length + 1]
+            if document_starts is not None:
+                document_starts[number][:] = shard.document_starts(start, length)
+
+    def fetch_ahead(self, indices: npt.NDArray[Any], sequence_length: int) -> None:
+        """Begin to fetch what the sequences `indices` need, where it is not here yet. Does not wait."""
+        if self._cache is not None and len(indices):
+            places, _ = self._lie(indices, sequence_length)
+            self._cache.fetch_ahead(
+                [self.manifest.shards[place] for place in dict.fromkeys(places.tolist())]
+            )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether shards are fetched when they are needed."""
+        return self._cache is not None
+
+    def close(self) -> None:
+        """Fetch nothing more ahead. What is being fetched is finished or left out whole."""
+        if self._cache is not None:
+            self._cache.close()
 
     def shard(self, place: int) -> Shard:
         """The shard at `place` in the manifest, mapped.
@@ -100,6 +133,8 @@ class TokenSet:
         shard = self._mapped.get(place)
         if shard is None:
             entry = self.manifest.shards[place]
+            if self._cache is not None:
+                self._cache.fetch(entry)
             shard = Shard(self.path / entry.file)
             header = shard.header
             if (header.tokens, header.documents) != (entry.tokens, entry.documents) or (
@@ -115,6 +150,17 @@ class TokenSet:
             self._mapped[place] = shard
         return shard
 
+    def _lie(
+        self, indices: npt.NDArray[Any], length: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Shard and first token of each sequence, int64 (n,) both."""
+        ends = self._sequence_ends(length)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < ends[-1]:
+            raise IndexError(f"sequence outside 0 … {ends[-1] - 1}")
+        places = np.searchsorted(ends, indices, side="right")
+        before = np.concatenate([[0], ends])[places]
+        return places, (indices - before) * length
+
     def _sequence_ends(self, sequence_length: int) -> npt.NDArray[np.int64]:
         ends = self._ends.get(sequence_length)
         if ends is None:
@@ -125,12 +171,18 @@ class TokenSet:
         return ends
 
 
-def open_token_set(path: Path) -> TokenSet:
-    """Open a prepared set. Its shards are mapped when they are first read.
+def open_token_set(location: Path | str, cache_dir: Path | None = None) -> TokenSet:
+    """Open a prepared set. Its shards are mapped, and fetched, when they are first read.
 
-    Raises: UserError where `path` holds no finished set, or its manifest is damaged.
+    `location`: a directory, or a URL of fsspec's. `cache_dir`: where remote shards are kept; None
+    is `sgt-ds` under the user's cache directory.
+    Raises: UserError where `location` holds no finished set, its manifest is damaged, or the store
+    cannot be reached.
     """
-    return TokenSet(path, read_manifest(path))
+    if is_remote(str(location)):
+        cache = ShardCache(str(location), cache_dir)
+        return TokenSet(cache.directory, cache.manifest, name=cache.name, cache=cache)
+    return TokenSet(Path(location), read_manifest(Path(location)))
 
 
 def check_sequence_length(token_set: TokenSet, sequence_length: int) -> None:
@@ -138,7 +190,7 @@ def check_sequence_length(token_set: TokenSet, sequence_length: int) -> None:
     if token_set.num_sequences(sequence_length) == 0:
         longest = max(shard.tokens for shard in token_set.manifest.shards)
         raise UserError(
-            token_set.path,
+            token_set.name,
             "data.sequence_length",
             f"{sequence_length} needs shards of {sequence_length + 1} tokens, the longest here has "
             f"{longest}; set {max(longest - 1, 1)} or less, or prepare larger files",
@@ -151,14 +203,14 @@ def check_data(data: DataConfig, model: ModelConfig) -> None:
     Raises: UserError where a set is missing or unfinished, sets were made by different tokenizers,
     the vocabulary exceeds the model's, or the sequence is longer than any shard.
     """
-    paths = [source.path for source in data.train]
-    sets = [
-        open_token_set(path) for path in [*paths, *([data.validation] if data.validation else [])]
-    ]
+    locations = [source.path for source in data.train]
+    if data.validation is not None:
+        locations.append(data.validation)
+    sets = [open_token_set(location, data.cache_dir) for location in locations]
     for token_set in sets:
         if token_set.vocab_size > model.vocab_size:
             raise UserError(
-                token_set.path,
+                token_set.name,
                 "vocab_size",
                 f"{token_set.vocab_size} exceeds the model's {model.vocab_size}; set "
                 f"model.vocab_size={token_set.vocab_size}, or prepare with a smaller tokenizer",
@@ -172,9 +224,9 @@ def check_same_tokenizer(sets: list[TokenSet]) -> None:
     for token_set in sets[1:]:
         if token_set.tokenizer_sha256 != sets[0].tokenizer_sha256:
             raise UserError(
-                token_set.path,
+                token_set.name,
                 "tokenizer",
-                f"{token_set.tokenizer_sha256[:12]}… is not that of {sets[0].path} "
+                f"{token_set.tokenizer_sha256[:12]}… is not that of {sets[0].name} "
                 f"({sets[0].tokenizer_sha256[:12]}…); prepare both with one tokenizer",
             )
 
@@ -185,6 +237,6 @@ def check_tokenizer_file(token_set: TokenSet, sha256: str, tokenizer: Path) -> N
         raise UserError(
             tokenizer,
             "sha256",
-            f"{sha256[:12]}… is not the tokenizer of {token_set.path} "
+            f"{sha256[:12]}… is not the tokenizer of {token_set.name} "
             f"({token_set.tokenizer_sha256[:12]}…); use {token_set.tokenizer_file}",
         )

@@ -53,7 +53,12 @@ def document_attention(query: Tensor, key: Tensor, value: Tensor, documents: Doc
     All floating (sequences, heads, positions, head_size), and so the result.
     """
     if documents.tiles is not None:
-        return cast(Tensor, _flex()(query, key, value, block_mask=documents.tiles))
+        # Uncompiled, flex attention writes the whole matrix of scores; inside a compiled block it is
+        # part of the block's own graph.
+        attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+        # One layout for all three: torch 2.13's compiler for CPUs sums wrongly, without a word, where
+        # values lie otherwise than queries and keys.
+        return cast(Tensor, attend(query, key, value.contiguous(), block_mask=documents.tiles))
     assert documents.lengths is not None
     sequences, heads, positions, head_size = query.shape
     # One long row, so that each side's gradient is one concatenation, whatever the documents' number.
@@ -100,7 +105,5 @@ def _tiles(starts: Tensor) -> BlockMask:
 
 
 @cache
-def _flex() -> Any:
-    # Uncompiled, flex attention writes the whole matrix of scores. Inside a compiled block this is
-    # part of the block's own graph.
+def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)

@@ -75,6 +75,14 @@ METRICS: tuple[Metric, ...] = (
         "Tokens consumed by the run, those of skipped updates too.",
     ),
     Metric(
+        "sgt_source_tokens_total",
+        "counter",
+        "tokens",
+        "model",
+        "Tokens consumed from one source of the mixture (data.train), over all its epochs.",
+        ("source",),
+    ),
+    Metric(
         "sgt_tokens_per_second",
         "gauge",
         "tokens per second",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sgt_ds.growth import State
@@ -52,6 +52,8 @@ class StepRecord:
     """Standard error of each layer's mean entropy, or NaN; None before the first measurement."""
     not_finite: int = 0
     """Measured updates so far in which some head's entropy was not finite."""
+    source_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Target tokens taken from each source so far, by its name."""
     planned_overhead_ratio: float | None = None
     """What overhead_ratio is planned to be at this step; None where no plan is known."""
 

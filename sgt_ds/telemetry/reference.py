@@ -63,6 +63,7 @@ A model of {num_layers} layers of {num_heads} heads with {looping_layers} loopin
 | every other rank | {other} |
 | the whole run | {total:,} |
 | a head more, in one layer | 1, or 2 while it loops |
+| a source more in `data.train` | 1 |
 """
 
 
@@ -109,6 +110,7 @@ def full_snapshot(num_layers: int, num_heads: int, *, model_wide: bool) -> Snaps
         loops=State(dict.fromkeys(looping, whole)),
         entropy=[[0.5] * num_heads] * num_layers,
         layer_stderr=[0.01] * num_layers,
+        source_tokens={"shards/c4": 1},
         planned_overhead_ratio=0.0,
     )
     return Snapshot(

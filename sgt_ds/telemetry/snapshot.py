@@ -97,6 +97,7 @@ def counters_of(snapshot: Snapshot) -> Counters:
     }
     if record is not None:
         counters["sgt_tokens_total"] = {"": record.tokens}
+        counters["sgt_source_tokens_total"] = dict(record.source_tokens)
         counters["sgt_flops_total"] = {"": record.flops}
         counters["sgt_vanilla_flops_total"] = {"": record.vanilla_flops}
         counters["sgt_entropy_not_finite_total"] = {"": record.not_finite}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -21,6 +22,8 @@ from sgt_ds.training.resume import RunCheckpoints, restore
 from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
 from sgt_ds.training.trainer import Trainer
 from sgt_ds.training.validation import ValidationLoss
+
+log = logging.getLogger("sgt_ds")
 
 
 def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) -> None:
@@ -63,7 +66,11 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         rank=ranks.rank,
         world_size=ranks.world_size,
         seed=training.seed,
+        document_starts=data.document_mask,
+        exhausted=data.exhausted,
+        cache_dir=data.cache_dir,
     )
+    _say_what_data_imply(config, loader, ranks)
     journal = (
         Journal.open_or_create(layout.journal, journal_header(config)) if ranks.is_main else None
     )
@@ -93,6 +100,19 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
     )
 
 
+def _say_what_data_imply(config: RunConfig, loader: Loader, ranks: Ranks) -> None:
+    if config.data.document_mask and config.training.compile and ranks.device.type != "cuda":
+        log.info("data.document_mask: blocks are not compiled here; documents differ each step")
+    last = loader.last_batches
+    if last is not None and last < config.training.steps:
+        log.warning(
+            "data.exhausted: %s lasts for %d updates of %d; the run ends there",
+            loader.exhausted_source,
+            last,
+            config.training.steps,
+        )
+
+
 def _planned(config: RunConfig) -> Plan:
     """The plan of the earliest possible growth: what the overhead is held against."""
     return plan(
@@ -110,12 +130,13 @@ def _validation(config: RunConfig, ranks: Ranks, engine: Any) -> ValidationLoss 
         return None
     batches = partial(
         validation_batches,
-        open_token_set(config.data.validation),
+        open_token_set(config.data.validation, config.data.cache_dir),
         sequence_length=config.data.sequence_length,
         sequences=config.training.validation_sequences,
         micro_batch_size=config.training.micro_batch_size,
         rank=ranks.rank,
         world_size=ranks.world_size,
+        document_starts=config.data.document_mask,
     )
     return ValidationLoss(engine.module, batches, ranks.device)
 

@@ -78,15 +78,26 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
         return
     load = checkpoints.load_weights_only if forking else checkpoints.load
     state = load(trainer.engine, path, group=ranks.host_group)
-    if state["data_fingerprint"] != trainer.loader.fingerprint:
-        raise UserError(
-            path, "data_fingerprint", "the data sets differ from this checkpoint's; restore them"
-        )
+    _check_data(trainer, config, path, state["data"])
     trainer.load_state_dict(state)
     trainer.cut_back(-1 if forking else trainer.clock.step)
     if forking:
         _fork_growth(trainer, path, state["growth"])
     log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)
+
+
+def _check_data(trainer: Trainer, config: RunConfig, path: Path, before: Mapping[str, Any]) -> None:
+    differences = trainer.loader.differences(before)
+    if not differences:
+        return
+    what = "; ".join(differences)
+    if not config.data.accept_changed:
+        raise UserError(
+            path,
+            "data",
+            f"is not what this run reads: {what}; restore the data, or say data.accept_changed=true",
+        )
+    log.warning("data.accept_changed: going on with other data: %s", what)
 
 
 def _own_checkpoint(config: RunConfig, ranks: Ranks, resuming: bool) -> Path | None:

@@ -106,6 +106,10 @@ class Trainer:
             # A request from before the start holds for the very first window as well.
             self._heed(*self.ranks.any(self.requests.freeze()))
             while self.clock.step < self.config.training.steps:
+                if self.loader.is_exhausted:
+                    self._end_with_the_data()
+                    end = "completed"
+                    return
                 applied = self.train_step()
                 freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
                 self._heed(freeze)
@@ -136,8 +140,14 @@ class Trainer:
 
         totals = StepTotals(self.ranks.device)
         for sample in self.loader.next_step():  # token ids, int64 (sequences, positions + 1)
-            sample = sample.to(self.ranks.device, non_blocking=True)
-            output = self.engine(sample[:, :-1], sample[:, 1:], loops=loops, measure=measure)
+            ids, document_starts = sample.to(self.ranks.device)
+            output = self.engine(
+                ids[:, :-1],
+                ids[:, 1:],
+                loops=loops,
+                measure=measure,
+                document_starts=document_starts,
+            )
             self.engine.backward(output.loss)
             totals.add(output)
             self.engine.step()  # updates on the last micro-batch only
@@ -203,6 +213,7 @@ class Trainer:
             "tokens": self.clock.tokens,
             "batches": self.loader.batches,
             "skipped_steps": self.skips.total,
+            "data": self.loader.identity,
             "data_fingerprint": self.loader.fingerprint,
             "flops": self.flops.state_dict(),
             "state": self.growth.state.as_json(),
@@ -249,6 +260,15 @@ class Trainer:
             self.save()
         if validates or saves:  # their time is no part of the training's throughput
             self._last_logged = (time.perf_counter(), self.clock.tokens)
+
+    def _end_with_the_data(self) -> None:
+        log.info(
+            "step %d: the run is complete: %s is exhausted (data.exhausted: stop)",
+            self.clock.step,
+            self.loader.exhausted_source,
+        )
+        if self.clock.step:
+            self.save()
 
     def _stop(self) -> None:
         log.info("step %d: asked to stop", self.clock.step)
@@ -299,6 +319,7 @@ class Trainer:
                 achieved / (self.peak_flops * self.ranks.world_size) if self.peak_flops else None
             ),
             data_wait_seconds=self.loader.wait_seconds,
+            source_tokens=self.loader.source_tokens,
             skipped_steps=self.skips.total,
             phase=self.growth.phase(self.clock.step),
             loops=self.growth.state,

@@ -1,0 +1,147 @@
+"""Remote prepared sets: fetched once, checked against the manifest, ahead of need."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+from token_sets import numbered_set
+
+from sgt_ds.config import DataConfig, DataSource
+from sgt_ds.data import Loader, open_token_set
+from sgt_ds.errors import UserError
+
+LENGTH = 8
+SHARDS = 12
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    return numbered_set(tmp_path / "store" / "set", [6] * SHARDS, LENGTH)
+
+
+def read_all(location: str, cache_dir: Path) -> list[int]:
+    token_set = open_token_set(location, cache_dir)
+    rows = token_set.read(np.arange(token_set.num_sequences(LENGTH)), LENGTH)
+    found: list[int] = rows[:, 1].tolist()
+    return found
+
+
+class Store(ThreadingHTTPServer):
+    """A web server that counts what is fetched, and waits before each shard."""
+
+    delay_seconds = 0.0
+
+    def __init__(self, root: Path) -> None:
+        self.fetched: Counter[str] = Counter()
+        super().__init__(("127.0.0.1", 0), partial(_Handler, directory=str(root)))
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path.endswith(".tokens"):
+            self.server.fetched[self.path] += 1  # type: ignore[attr-defined]
+            time.sleep(self.server.delay_seconds)  # type: ignore[attr-defined]
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def store(stored: Path) -> Iterator[Store]:
+    pytest.importorskip("aiohttp")
+    with Store(stored.parent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_an_address_becomes_a_path() -> None:
+    source = DataSource(path="s3://bucket/c4")
+    assert source.path == "s3://bucket/c4"
+    assert DataSource(path="shards/c4").path == Path("shards/c4")
+    assert DataConfig(train=[source], validation="https://a/b").validation == "https://a/b"
+
+
+def test_a_cached_set_differs_or_is_fetched_by_each_process(stored: Path, tmp_path: Path) -> None:
+    address = stored.as_uri()
+    with get_context("spawn").Pool(4) as pool:
+        answers = pool.starmap(read_all, [(address, tmp_path / "cache")] * 4)
+    assert answers == [list(range(6 * SHARDS))] * 4
+    (copy,) = (tmp_path / "cache").iterdir()
+    for file in stored.iterdir():
+        assert (copy / file.name).read_bytes() == file.read_bytes()
+    assert not list(copy.glob("*.tmp"))
+    # What lies there is used: the store may be gone, but for the manifest.
+    for file in stored.glob("*.tokens"):
+        file.unlink()
+    assert read_all(address, tmp_path / "cache") == list(range(6 * SHARDS))
+
+
+def test_a_set_prepared_anew_under_the_same_address_is_read_from_the_old_copy(
+    tmp_path: Path,
+) -> None:
+    first = numbered_set(tmp_path / "store", [6], LENGTH)
+    assert read_all(first.as_uri(), tmp_path / "cache")[0] == 0
+    first.rename(tmp_path / "old")
+    second = numbered_set(tmp_path / "store", [6], LENGTH, first=100)
+    assert read_all(second.as_uri(), tmp_path / "cache")[0] == 100
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
+def test_a_damaged_download_is_kept(stored: Path, tmp_path: Path, damage: str) -> None:
+    shard = stored / "00003-000.tokens"
+    content = bytearray(shard.read_bytes())
+    content[-20] ^= 1
+    if damage == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(content if damage == "flipped" else content[:-40])
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"00003-000\.tokens: is (not the file|missing)"):
+            read_all(stored.as_uri(), tmp_path / "cache")
+    assert not list(tmp_path.glob("cache/*/00003-000.tokens"))
+    assert not list(tmp_path.glob("cache/*/.*.tmp"))
+
+
+def test_no_set_at_an_address_is_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no prepared set"):
+        open_token_set((tmp_path / "nothing").as_uri(), tmp_path / "cache")
+    with pytest.raises(UserError, match="unknown here"):
+        open_token_set("nonsense://nothing", tmp_path / "cache")
+
+
+def test_shards_are_fetched_twice_or_one_after_another_or_waits_are_not_counted(
+    store: Store, tmp_path: Path
+) -> None:
+    store.delay_seconds = 0.3
+    source = DataSource(path=f"http://user:secret@127.0.0.1:{store.server_port}/set")
+    batch = 6 * SHARDS  # all shards, at once
+    with Loader(
+        [source], LENGTH, batch, batch, 0, 1, 0, cache_dir=tmp_path / "cache", pin_memory=False
+    ) as loader:
+        started = time.monotonic()
+        (rows,) = loader.next_step()
+        seconds = time.monotonic() - started
+        assert sorted(rows.tokens[:, 1].tolist()) == list(range(batch))
+        assert 0.3 <= loader.wait_seconds <= seconds
+        assert seconds < 0.3 * SHARDS / 2
+        assert list(loader.source_tokens) == [f"http://127.0.0.1:{store.server_port}/set"]
+        time.sleep(0.5)  # the next batch is read meanwhile
+        before = loader.wait_seconds
+        list(loader.next_step())
+        assert loader.wait_seconds - before < 0.1
+    # One request for its bytes; fsspec may ask for its size by another.
+    assert max(store.fetched.values()) <= 2
+    assert len(store.fetched) == SHARDS
