@@ -17,6 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 from token_sets import write_token_set
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from sgt_ds.checkpoints import newest_good, read_state
+from sgt_ds.growth import DecisionLine, State, build_policy, decisions, read_journal
 
 VOCABULARY = 300
 ROOT = Path(__file__).parent.parent
@@ -34,10 +39,17 @@ def markov_text(tokens: int, seed: int) -> npt.NDArray[np.int64]:
     return text
 
 
+def word_tokenizer() -> bytes:
+    """A tokenizer file in which word w17 is id 17."""
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    return Tokenizer(WordLevel(words, unk_token="w0")).to_str().encode()
+
+
 def write_data(directory: Path) -> Path:
     """Prepared sets `train` and `val` under `directory`."""
     shards = [markov_text(20_000, seed) for seed in (1, 2)]
-    write_token_set(directory / "train", shards, vocab_size=VOCABULARY)
+    tokenizer = word_tokenizer()
+    write_token_set(directory / "train", shards, vocab_size=VOCABULARY, tokenizer=tokenizer)
     write_token_set(directory / "val", [markov_text(4_000, 3)], vocab_size=VOCABULARY)
     return directory
 
@@ -59,7 +71,7 @@ def free_port(count: int = 2) -> int:
                 one.close()
 
 
-def write_run(path: Path, data: Path, **sections: Any) -> Path:
+def write_run(path: Path, data: Path, /, **sections: Any) -> Path:
     """A run file of a tiny model that grows early; `sections` replace or add keys of a section."""
     values: dict[str, Any] = {
         "preset": "tiny",
@@ -93,7 +105,7 @@ def write_run(path: Path, data: Path, **sections: Any) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """This environment, with the tests' interpreter first on the path and one thread a rank."""
+    """The environment of now, with the tests' interpreter first on the path and one thread a rank."""
     here = Path(sys.executable).parent
     return {**os.environ, "PATH": f"{here}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
@@ -154,6 +166,26 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 def losses(run_dir: Path) -> dict[int, float]:
     """Training loss by step."""
     return {row["step"]: row["loss"] for row in metrics(run_dir) if "loss" in row}
+
+
+def check_replay(run_dir: Path) -> list[str]:
+    """Hold a run's journal to itself: its entropies lead to its own decisions and its own Θ.
+
+    Returns the rules of its decisions, in order.
+    """
+    header, lines = read_journal(run_dir / "growth.jsonl")
+    assert header is not None
+    kept = list(lines)
+    policy = build_policy(header.method, header.growth, header.model)
+    own = [line.decision for line in kept if isinstance(line, DecisionLine)]
+    again = list(decisions(kept, policy, header.growth.entropy_ema, obey_operator=True))
+    by_policy = [decision for decision in own if decision.cause != "operator"]
+    assert [decision.as_json() for decision in again] == [d.as_json() for d in by_policy]
+    state = again[-1].after if again else policy.initial_state()
+    newest = newest_good(run_dir / "checkpoints")
+    assert newest is not None
+    assert State.from_json(read_state(newest.path)["state"]) == state
+    return [decision.rule for decision in own]
 
 
 def journal_lines(run_dir: Path) -> list[dict[str, Any]]:

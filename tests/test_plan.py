@@ -22,10 +22,12 @@ from sgt_ds.growth import (
     Journal,
     Measurement,
     Passes,
+    State,
     build_policy,
     decisions,
     passes_at,
 )
+from sgt_ds.growth.decision import OPERATOR, freeze
 from sgt_ds.model import Transformer, loop_inputs
 from sgt_ds.model.loss import CHUNK_ELEMENTS
 
@@ -174,6 +176,13 @@ def test_journal_whose_growth_the_plan_does_not_follow(tmp_path: Path) -> None:
     assert document["schedule"] == "journal"
     assert [(e["step"], e["layer"], e["heads"]) for e in document["events"]] == [(20, 2, [0, 1])]
     assert any("ends at step 60 of 100" in warning for warning in document["warnings"])
+    # Where a person froze the run, its own plan ends too; another policy's does not.
+    with Journal.open_or_create(path, {}) as journal:
+        journal.cut_back(14)
+        journal.decision(freeze(14, f"{OPERATOR}: growth was frozen on request", State()), 0)
+        for line in lines[14:]:
+            journal.measure(line)
+    assert planned("--journal", str(tmp_path))["events"] == []
     # A flag asks what another policy would have done with the same entropies.
     other = planned("--journal", str(path), "--direction", "s2d")
     assert [(e["step"], e["layer"]) for e in other["events"]] == [(20, 1), (30, 4), (40, 4)]

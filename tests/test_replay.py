@@ -321,7 +321,10 @@ def test_seventh_method_that_takes_more_than_a_file_and_a_line(tmp_path: Path) -
         )
         if line[:1] in "+-" and line[:3] not in ("+++", "---")
     ]
-    assert len(changed) == 1
+    assert changed == [f"+{LINE.rstrip()}"]
+    page = (package.parent / "docs" / "growth.md").read_text()
+    for text in (LINE, TOY):  # the page shows this very diff
+        assert "".join(f"+{line}".rstrip() + "\n" for line in text.splitlines()) in page
     file = plain(tmp_path / "e.jsonl", *((step, CALM) for step in range(1, 9)))
     flags = ["--method", "toy", "--layers", "1,3", "--t-start", "2", "--interval", "3", "--json"]
     done = subprocess.run(

@@ -33,6 +33,8 @@ def test_a_run_learns_and_grows_through_all_phases(uninterrupted: Path) -> None:
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.4
     assert [row["phase"] for row in rows[::5]] == ["warmup", "growing", "growing", "fixed"]
     assert len([row for row in runs.metrics(uninterrupted) if "validation_loss" in row]) == 2
+    rules = runs.check_replay(uninterrupted)
+    assert rules[:2] == ["activate", "deepen"]
 
 
 def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
@@ -56,6 +58,7 @@ def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     runs.run_to_end(["sgt-ds", "train", str(run), "--num-gpus", "2"])
     assert runs.losses(tmp_path / "run") == runs.losses(uninterrupted)
     assert runs.journal_lines(tmp_path / "run") == runs.journal_lines(uninterrupted)
+    runs.check_replay(tmp_path / "run")
 
 
 def test_one_rank_grows_as_two_do_and_loses_alike(
@@ -70,6 +73,7 @@ def test_one_rank_grows_as_two_do_and_loses_alike(
         return [line["loops"] for line in runs.journal_lines(run_dir) if line["type"] == "decision"]
 
     assert loops(tmp_path / "run") == loops(uninterrupted)
+    runs.check_replay(tmp_path / "run")
 
 
 def test_an_inf_gradient_on_one_rank_skips_the_update_on_all(tmp_path: Path, data: Path) -> None:
@@ -84,6 +88,7 @@ def test_an_inf_gradient_on_one_rank_skips_the_update_on_all(tmp_path: Path, dat
     assert all(math.isfinite(loss) for loss in losses.values())
     # The batch of the skipped update is consumed: tokens count 21 batches.
     assert runs.metrics(tmp_path / "run")[-2]["tokens"] == 21 * 8 * 64
+    runs.check_replay(tmp_path / "run")
 
 
 def test_a_run_forked_from_vanilla_equals_one_that_grew_all_along(
@@ -97,6 +102,7 @@ def test_a_run_forked_from_vanilla_equals_one_that_grew_all_along(
     forked = runs.write_run(tmp_path / "forked.yaml", data, fork=str(checkpoint))
     for run in (grown, vanilla, forked):
         runs.run_to_end(runs.single(run, "checkpoint.keep_last=9"))
+        runs.check_replay(run.with_suffix(""))
     of_grown, of_forked = runs.losses(tmp_path / "grown"), runs.losses(tmp_path / "forked")
     assert {step: loss for step, loss in of_grown.items() if step > 4} == of_forked
     # And until growth begins, the method changes nothing at all.
@@ -117,3 +123,4 @@ def test_killing_a_run_loses_nothing_but_the_steps_since_its_checkpoint(
     runs.run_to_end(runs.launcher(run, 2))
     assert runs.losses(tmp_path / "run") == runs.losses(uninterrupted)
     assert runs.journal_lines(tmp_path / "run") == runs.journal_lines(uninterrupted)
+    runs.check_replay(tmp_path / "run")

@@ -54,9 +54,9 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def train(options: argparse.Namespace) -> int:
     """Supervise the run. Returns its exit status."""
-    from sgt_ds.config import load_run_config
+    from sgt_ds.config import RunLayout, load_run_config
     from sgt_ds.data import check_data
-    from sgt_ds.growth import check_method
+    from sgt_ds.growth import check_method, settled_growth
     from sgt_ds.launch import Launch, check_launch, supervise
 
     name = str(options.run)
@@ -70,6 +70,7 @@ def train(options: argparse.Namespace) -> int:
         target = _target(options)
         check_launch(config, name, target)
         check_data(config.data, config.model)
+        settled_growth(config, RunLayout(config.run_dir).journal)
         return Launch(config, target, [name, *overrides])
 
     return supervise(prepare, grace_seconds=options.grace, max_restarts=options.max_restarts)

@@ -19,6 +19,7 @@ from sgt_ds.errors import UserError
 from sgt_ds.growth import (
     Decision,
     Entropy,
+    Line,
     Measurement,
     Passes,
     Policy,
@@ -99,16 +100,21 @@ def from_journal(
 ) -> tuple[Schedule, int]:
     """What the policy did, or would have done, with a journal's entropies; and its last step.
 
-    After the journal's end nothing changes any more.
+    After the journal's end nothing changes any more, nor after a person froze it; under other
+    settings than the journal's own such a freeze says nothing.
     Raises: UserError where the journal can't be read or is of another shape.
     """
     policy, reached = build_policy(method, growth, model), 0
-    _, lines = read_journal(path, live=True)
+    header, lines = read_journal(path, live=True)
+    own = header is not None and (header.method, header.growth) == (method, growth)
 
-    def counted() -> Iterator[Measurement]:
+    def counted() -> Iterator[Line]:
         nonlocal reached
         for line in lines:
-            if not isinstance(line, Measurement) or line.step > steps:
+            if not isinstance(line, Measurement):
+                yield line
+                continue
+            if line.step > steps:
                 continue
             found = (len(line.entropy), len(line.entropy[0]))
             if found != (model.num_layers, model.num_heads):
@@ -121,7 +127,7 @@ def from_journal(
             reached = line.step
             yield line
 
-    found = decisions(counted(), policy, growth.entropy_ema)
+    found = decisions(counted(), policy, growth.entropy_ema, obey_operator=own)
     changes = tuple(decision for decision in found if decision.changes_loops)
     return Schedule("journal", steps, policy.initial_state(), changes), reached
 

@@ -17,7 +17,7 @@ from sgt_ds.growth.decision import (
     loops_as_json,
 )
 from sgt_ds.growth.entry import Passes, passes_at
-from sgt_ds.growth.journal import Journal, journal_header
+from sgt_ds.growth.journal import Journal, journal_header, settled_growth
 from sgt_ds.growth.layers import resolve_growth
 from sgt_ds.growth.lines import (
     JOURNAL_NAME,
@@ -73,6 +73,7 @@ __all__ = [
     "replay",
     "request_freeze",
     "resolve_growth",
+    "settled_growth",
 ]
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from sgt_ds import __version__
-from sgt_ds.config import RunConfig, config_hash
+from sgt_ds.config import FromJournal, GrowthConfig, RunConfig, config_hash
 from sgt_ds.errors import UserError
 from sgt_ds.files import fsync_directory
 from sgt_ds.growth.decision import OPERATOR, Decision
@@ -22,16 +22,32 @@ from sgt_ds.growth.lines import FORMAT, read_journal
 from sgt_ds.growth.statistics import Measurement, rows_to_json
 
 
-def journal_header(config: RunConfig) -> dict[str, Any]:
+def settled_growth(config: RunConfig, journal: Path) -> GrowthConfig:
+    """The growth settings with layers that come from another run's journal as a plain list.
+
+    `journal`: of this run. Where it has been begun, its header has the list, and the other run may
+    be gone. Raises: UserError where the other journal is needed and can't be used.
+    """
+    if isinstance(config.growth.layers, FromJournal) and journal.exists():
+        with journal.open("rb") as stream:
+            header = _values(stream.readline())
+        if header.get("type") == "header" and header.get("config_hash") == config_hash(config):
+            settled, _ = read_journal(journal, live=True)
+            if settled is not None:
+                return settled.growth
+    return resolve_growth(config.growth, config.model)
+
+
+def journal_header(config: RunConfig, growth: GrowthConfig) -> dict[str, Any]:
     """Settings for a journal's first line: everything that a replay or an estimate needs.
 
-    Layers that came from another journal stand as a list: this journal replays without that one.
+    `growth`: as `settled_growth` gives it: this journal replays without any other.
     """
     return {
         "version": __version__,
         "config_hash": config_hash(config),
         "method": config.method,
-        "growth": resolve_growth(config.growth, config.model).model_dump(mode="json"),
+        "growth": growth.model_dump(mode="json"),
         "model": config.model.model_dump(mode="json"),
         "sequence_length": config.data.sequence_length,
         "global_batch_size": config.training.global_batch_size,

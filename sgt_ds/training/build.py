@@ -10,10 +10,16 @@ from typing import Any
 import torch
 
 from sgt_ds import __version__
-from sgt_ds.config import RunConfig, RunLayout, config_hash, prepare_run_directory
+from sgt_ds.config import GrowthConfig, RunConfig, RunLayout, config_hash, prepare_run_directory
 from sgt_ds.data import Loader, check_data, open_token_set, validation_batches
 from sgt_ds.flops import FlopsCounter, Plan, plan
-from sgt_ds.growth import GrowthController, Journal, build_policy, journal_header
+from sgt_ds.growth import (
+    GrowthController,
+    Journal,
+    build_policy,
+    journal_header,
+    settled_growth,
+)
 from sgt_ds.model import Transformer
 from sgt_ds.telemetry import Exporter, peak_flops
 from sgt_ds.training.engine import Ranks, build_engine
@@ -51,6 +57,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
     Raises: UserError where data, model, files or ports do not fit each other.
     """
     layout, data, training = RunLayout(config.run_dir), config.data, config.training
+    settled = ranks.from_main(lambda: settled_growth(config, layout.journal))
     model = Transformer(
         config.model,
         seed=training.seed,
@@ -72,11 +79,13 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
     )
     _say_what_data_imply(config, loader, ranks)
     journal = (
-        Journal.open_or_create(layout.journal, journal_header(config)) if ranks.is_main else None
+        Journal.open_or_create(layout.journal, journal_header(config, settled))
+        if ranks.is_main
+        else None
     )
     growth = GrowthController(
-        build_policy(config.method, config.growth, config.model),
-        config.growth,
+        build_policy(config.method, settled, config.model),
+        settled,
         config.model,
         journal=journal,
         group=ranks.host_group,
@@ -96,7 +105,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         requests=Requests(layout),
         validation=_validation(config, ranks, engine),
         peak_flops=_peak_flops(ranks.device),
-        planned_overhead=_planned(config).outcome.overhead_at,
+        planned_overhead=_planned(config, settled).outcome.overhead_at,
     )
 
 
@@ -113,12 +122,12 @@ def _say_what_data_imply(config: RunConfig, loader: Loader, ranks: Ranks) -> Non
         )
 
 
-def _planned(config: RunConfig) -> Plan:
+def _planned(config: RunConfig, growth: GrowthConfig) -> Plan:
     """The plan of the earliest possible growth: what the overhead is held against."""
     return plan(
         config.model,
         config.method,
-        config.growth,
+        growth,
         sequence_length=config.data.sequence_length,
         global_batch_size=config.training.global_batch_size,
         steps=config.training.steps,

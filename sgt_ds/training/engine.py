@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import deepspeed
 import torch
@@ -25,6 +25,9 @@ _SINGLE_PROCESS = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
+
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,24 @@ class Ranks:
 
         Raises: rank 0's UserError, on all ranks.
         """
-        box: list[tuple[str, str | None, str] | None] = [None]
+        self.from_main(action)
+
+    def from_main(self, action: Callable[[], Answer]) -> Answer:
+        """What `action` gives on rank 0, on every rank. Collective.
+
+        Raises: rank 0's UserError, on all ranks.
+        """
+        box: list[Any] = [None, None]
         if self.is_main:
             try:
-                action()
+                box[0] = action()
             except UserError as error:
-                box[0] = (error.file, error.field, error.mend)
+                box[1] = (error.file, error.field, error.mend)
         dist.broadcast_object_list(box, src=0, group=self.host_group)
-        if box[0] is not None:
-            raise UserError(*box[0])
+        if box[1] is not None:
+            raise UserError(*box[1])
+        answer: Answer = box[0]
+        return answer
 
 
 def join_ranks(timeout_seconds: float) -> Ranks:

@@ -1,0 +1,107 @@
+"""`sgt-ds growth rollback`: a run goes on from where it was told to, and nothing is lost."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import runs
+
+from sgt_ds.checkpoints import list_checkpoints, newest_good, verify
+from sgt_ds.cli import main
+from sgt_ds.config import RunLayout
+from sgt_ds.training.run_directory import only_trainer
+
+pytestmark = pytest.mark.launcher
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(info.step for info in list_checkpoints(folder / "checkpoints"))
+
+
+def roll_back(capsys: pytest.CaptureFixture[str], run: Path, *arguments: str) -> tuple[int, str]:
+    status = main(["growth", "rollback", str(run), *arguments])
+    said = capsys.readouterr()
+    if status:
+        assert not said.out
+        assert said.err.count("\n") == 1
+    return status, said.out + said.err
+
+
+def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = runs.write_data(tmp_path / "data")
+    file = runs.write_run(tmp_path / "run.yaml", data, checkpoint={"every": 6, "keep_last": 9})
+    run, layout = tmp_path / "run", RunLayout(tmp_path / "run")
+    runs.run_to_end(runs.single(file))
+    losses, journal = runs.losses(run), layout.journal.read_bytes()
+    metrics, decisions = layout.metrics.read_bytes(), runs.check_replay(run)
+    assert steps(run) == [6, 12, 18, 20]
+
+    status, said = roll_back(capsys, run, "--to", "5")
+    assert status == 2
+    assert "--to 5: no good checkpoint at or before that step; the oldest is of step 6" in said
+    assert steps(run) == [6, 12, 18, 20]
+    assert not layout.set_aside.exists()
+
+    status, said = roll_back(capsys, run, "--to", "13", "--freeze")
+    assert status == 0
+    assert f"{run} resumes from step 12" in said
+    aside = layout.set_aside / "001"
+    assert (steps(run), steps(aside)) == ([6, 12], [18, 20])
+    assert not [
+        fault for info in list_checkpoints(aside / "checkpoints") for fault in verify(info.path)
+    ]
+    assert (aside / "growth.jsonl").read_bytes() == journal
+    assert (aside / "metrics.jsonl").read_bytes() == metrics
+
+    process = subprocess.Popen(
+        runs.single(file), env=runs.environment(), start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        runs.wait_for_step(run, 14)  # it has been cut back to 12 by then
+        status, said = roll_back(capsys, run, "--to", "6")
+        alive = process.poll() is None
+        assert process.wait(timeout=120) == 0
+    finally:
+        runs.end(process)
+    assert alive
+    assert status == 2
+    assert "is being trained by another process" in said
+    frozen = [x for x in runs.journal_lines(run) if x["type"] == "decision" and x["step"] >= 12]
+    # The window at 12 was decided before the checkpoint; those at 14 and later are not.
+    assert [(x["step"], x["rule"]) for x in frozen] == [(12, "activate"), (12, "freeze")]
+    again = runs.losses(run)
+    assert sorted(again) == list(range(1, 21))
+    # A loop of depth 1 enters in both; from 15 on depth 2 is missing.
+    assert next(step for step in losses if again[step] != losses[step]) == 15
+    runs.check_replay(run)
+
+    # Back once more, with growth let go: the run that it was at first, to the last bit.
+    layout.freeze_request.unlink()
+    assert roll_back(capsys, run, "--to", "12")[0] == 0
+    assert steps(layout.set_aside / "002") == [18, 20]
+    runs.run_to_end(runs.single(file))
+    assert runs.losses(run) == losses
+    assert layout.journal.read_bytes() == journal
+    assert runs.check_replay(run) == decisions
+    newest = newest_good(run / "checkpoints")
+    assert newest is not None
+    assert newest.step == 20
+
+
+def test_a_rollback_of_something_else_or_of_a_run_that_lives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = roll_back(capsys, tmp_path, "--to", "5")
+    assert (status, list(tmp_path.iterdir())) == (2, [])
+    assert f"{tmp_path}: is no run directory" in said
+    data = runs.write_data(tmp_path / "data")
+    file = runs.write_run(tmp_path / "run.yaml", data)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.yaml").write_text(file.read_text())
+    assert "no such folder of checkpoints" in roll_back(capsys, tmp_path / "run", "--to", "5")[1]
+    with only_trainer(tmp_path / "run"):
+        assert "is being trained" in roll_back(capsys, tmp_path / "run", "--to", "5")[1]
