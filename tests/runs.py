@@ -50,7 +50,8 @@ def write_data(directory: Path) -> Path:
     shards = [markov_text(20_000, seed) for seed in (1, 2)]
     tokenizer = word_tokenizer()
     write_token_set(directory / "train", shards, vocab_size=VOCABULARY, tokenizer=tokenizer)
-    write_token_set(directory / "val", [markov_text(4_000, 3)], vocab_size=VOCABULARY)
+    shard = markov_text(4_000, 3)
+    write_token_set(directory / "val", [shard], vocab_size=VOCABULARY, tokenizer=tokenizer)
     return directory
 
 
