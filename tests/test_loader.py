@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_sets import numbered_set
+from token_sets import numbered_set, write_token_set
 
 from sgt_ds.config import DataSource
 from sgt_ds.data import GlobalOrder, Loader, Permutation, open_token_set, validation_batches
@@ -72,6 +72,16 @@ def two_sets(tmp_path_factory: pytest.TempPathFactory) -> list[DataSource]:
     ]
 
 
+@pytest.fixture(scope="module")
+def three_sets(tmp_path_factory: pytest.TempPathFactory) -> list[DataSource]:
+    root = tmp_path_factory.mktemp("sets")
+    sets = {"a": ([20, 30], 0, 5), "b": ([25], 1000, 4), "c": ([1, 2], 2000, 0.5)}
+    return [
+        DataSource(path=numbered_set(root / name, counts, LENGTH, first=first), weight=weight)
+        for name, (counts, first, weight) in sets.items()
+    ]
+
+
 def loader_of(
     sources: list[DataSource], batch: int, micro: int, rank: int, world: int, seed: int = 0
 ) -> Loader:
@@ -124,6 +134,101 @@ def test_changing_ranks_in_mid_epoch_repeats_nothing_and_drops_nothing(
             assert sorted(epoch) == list(range(first, first + size))
         if len(epochs) > 1:
             assert epochs[0] != epochs[1]
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_an_epochs_end_or_another_share_of_ranks_shifts_a_mixture(
+    three_sets: list[DataSource], data: st.DataObject
+) -> None:
+    """Sources of unlike size and weight pass the ends of their epochs at unlike places, at any cut."""
+    batch = data.draw(st.sampled_from([6, 10, 16]))
+    seed = data.draw(st.integers(0, 3))
+    number = data.draw(st.integers(0, 60))
+    order = loader_of(three_sets, batch, 1, 0, 1, seed).order
+    drawn_before = order.mixture.drawn(number * batch)
+    seen: list[int] = []
+    for later in range(data.draw(st.integers(2, 12))):
+        world = data.draw(st.sampled_from([w for w in range(1, batch + 1) if batch % w == 0]))
+        share = batch // world
+        micro = data.draw(st.sampled_from([m for m in range(1, share + 1) if share % m == 0]))
+        seen += global_batch(three_sets, number + later, batch, micro, world, seed)
+    for source, (first, size) in enumerate(((0, 50), (1000, 25), (2000, 3))):
+        own = [value - first for value in seen if first <= value < first + 1000]
+        begin = drawn_before[source]
+        quota = order.mixture.quotas[source]
+        assert abs(len(own) - len(seen) * quota / PERIOD) < 2
+        # Turn k of a source is place k mod size of epoch k // size: whole epochs hold each once.
+        for epoch in range(begin // size, (begin + len(own)) // size + 1):
+            low, high = max(begin, epoch * size), min(begin + len(own), (epoch + 1) * size)
+            part = own[low - begin : max(high - begin, low - begin)]
+            assert len(set(part)) == len(part)
+            if len(part) == size:
+                assert sorted(part) == list(range(size))
+
+
+def test_stopping_when_a_source_is_exhausted_repeats_or_leaves_out_more_than_a_batch(
+    three_sets: list[DataSource],
+) -> None:
+    for batch in (4, 12):
+        loader = Loader(three_sets, LENGTH, batch, 2, 0, 1, 5, exhausted="stop", pin_memory=False)
+        end = loader.last_batches
+        assert end is not None
+        sizes = np.array([50, 25, 3])
+        assert (np.array(loader.order.mixture.drawn(end * batch)) <= sizes).all()
+        assert (np.array(loader.order.mixture.drawn((end + 1) * batch)) > sizes).any()
+        with loader:
+            seen: list[int] = []
+            while not loader.is_exhausted:
+                seen += [v for part in loader.next_step() for v in part.tokens[:, 1].tolist()]
+            assert len(set(seen)) == len(seen) == end * batch
+            with pytest.raises(ValueError, match="exhausted"):
+                loader.next_step()
+        name = loader.exhausted_source
+        assert name in {str(source.path) for source in three_sets}
+    assert loader_of(three_sets, 4, 2, 0, 1).last_batches is None
+
+
+def test_a_document_start_is_told_at_another_place(tmp_path: Path) -> None:
+    """Against each token's document, written into the token itself."""
+    generator = np.random.default_rng(3)
+    shards = []
+    for shard in range(3):
+        lengths = generator.choice([0, 1, 2, 5, 40], 60)
+        lengths[:3] = 1
+        numbers = np.repeat(np.arange(len(lengths)), lengths) + 100 * shard
+        shards.append(np.split(numbers, np.cumsum(lengths)[:-1]))
+    source = DataSource(path=write_token_set(tmp_path / "set", shards))
+    with Loader([source], LENGTH, 12, 3, 1, 2, 0, document_starts=True, pin_memory=False) as loader:
+        read = [part for _ in range(6) for part in loader.next_step()]
+    token_set = open_token_set(source.path)
+    read += list(validation_batches(token_set, LENGTH, 99, 4, 0, 1, document_starts=True))
+    assert len(read) > 12
+    for tokens, starts in read:
+        assert starts is not None
+        assert starts.shape == (len(tokens), LENGTH)
+        for row, told in zip(tokens[:, :-1].tolist(), starts.tolist(), strict=True):
+            assert told == [row.index(document) for document in row]
+
+
+def test_what_differs_from_a_checkpoint_is_not_named(tmp_path: Path) -> None:
+    sources = [
+        DataSource(path=numbered_set(tmp_path / "a", [10], LENGTH)),
+        DataSource(path=numbered_set(tmp_path / "b", [11], LENGTH)),
+    ]
+    before = loader_of(sources, 4, 1, 0, 1)
+    assert before.differences(before.identity) == []
+    other = DataSource(path=numbered_set(tmp_path / "c", [10], LENGTH, first=500))
+    (told,) = loader_of([other, sources[1]], 4, 1, 0, 1).differences(before.identity)
+    assert told.startswith(f"data.train.0 ({tmp_path / 'c'}): contents ")
+    heavy = DataSource(path=sources[1].path, weight=3)
+    told = "; ".join(loader_of([sources[0], heavy], 4, 1, 0, 1).differences(before.identity))
+    assert f"data.train.1 ({tmp_path / 'b'}): per_thousand 500 -> 750" in told
+    assert "data.train.0" in told
+    told = "; ".join(loader_of(sources[:1], 4, 1, 0, 1).differences(before.identity))
+    assert "data.train.1 is gone" in told
+    short = Loader(sources, 4, 4, 1, 0, 1, 0, pin_memory=False).differences(before.identity)
+    assert short == ["sequence_length 8 -> 4"]
 
 
 def test_seeds_give_different_orders(two_sets: list[DataSource]) -> None:

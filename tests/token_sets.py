@@ -25,27 +25,30 @@ TOKENIZER_SHA256 = hashlib.sha256(b"tokenizer").hexdigest()
 
 def write_token_set(
     directory: Path,
-    shards: Sequence[npt.NDArray[Any]],
+    shards: Sequence[npt.NDArray[Any] | Sequence[npt.NDArray[Any]]],
     *,
     vocab_size: int = 1000,
     tokenizer: bytes = b"tokenizer",
 ) -> Path:
-    """A set with the given tokens, one document a shard."""
+    """A set with the given tokens: of each shard an array, its one document, or one of each."""
     directory.mkdir(parents=True)
     (directory / "tokenizer.json").write_bytes(tokenizer)
     sha256 = hashlib.sha256(tokenizer).hexdigest()
     entries = []
-    for number, tokens in enumerate(shards):
+    for number, content_of_shard in enumerate(shards):
+        alone = isinstance(content_of_shard, np.ndarray)
+        documents = [content_of_shard] if alone else list(content_of_shard)
         path = directory / f"{number:05d}-000.tokens"
         with write_shard(path, vocab_size, sha256) as writer:
-            writer.add(tokens)
+            for document in documents:
+                writer.add(document)
         content = path.read_bytes()
         entries.append(
             ShardEntry(
                 file=path.name,
                 source="made",
-                tokens=len(tokens),
-                documents=1,
+                tokens=sum(map(len, documents)),
+                documents=len(documents),
                 bytes=len(content),
                 xxh3_128=xxhash.xxh3_128_hexdigest(content),
             )
@@ -53,7 +56,7 @@ def write_token_set(
     manifest = Manifest(
         dtype="uint16" if vocab_size <= 1 << 16 else "uint32",
         tokens=sum(entry.tokens for entry in entries),
-        documents=len(entries),
+        documents=sum(entry.documents for entry in entries),
         characters=0,
         tokenizer=TokenizerEntry(
             file="tokenizer.json",

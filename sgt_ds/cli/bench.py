@@ -7,6 +7,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, get_args
 
+from sgt_ds.cli import bench_data
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
 from sgt_ds.config import PRESETS, Entry, GrowthConfig, growth_faults
 from sgt_ds.errors import UserError
@@ -44,6 +45,7 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--mode", choices=list(MODES), default="both", help="with torch.compile?")
     parser.add_argument("--rounds", type=_positive, default=10, help="timed steps of each case")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    bench_data.register(group)
 
 
 def step(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from sgt_ds.data.bench import PrepareBench, bench_prepare
 from sgt_ds.data.loader import GlobalOrder, Loader, MicroBatch, validation_batches
+from sgt_ds.data.loader_bench import DataBench, bench_data
 from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prepare import Preparation, Report, prepare
 from sgt_ds.data.token_set import (
@@ -15,6 +16,7 @@ from sgt_ds.data.tokenizers import Tokenizer
 from sgt_ds.data.verification import inspect, verify
 
 __all__ = [
+    "DataBench",
     "GlobalOrder",
     "Loader",
     "MicroBatch",
@@ -25,6 +27,7 @@ __all__ = [
     "TokenSet",
     "Tokenizer",
     "TrainedTokenizer",
+    "bench_data",
     "bench_prepare",
     "check_data",
     "check_tokenizer_file",

@@ -1,0 +1,62 @@
+"""`sgt-ds bench data`: how fast training gets its tokens on this machine."""
+
+from __future__ import annotations
+
+import argparse
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+
+
+def register(group: Subparsers[Parser]) -> None:
+    """Add the command to the group `bench`."""
+    parser = add_command(
+        group,
+        "data",
+        "Time loader, global order and opening of prepared sets that it makes for itself.",
+        "sgt-ds bench data --json",
+        data,
+    )
+    parser.add_argument("--tokens", type=_many, default=1 << 25, help="of the set that is read")
+    parser.add_argument("--shards", type=_many, default=10_000, help="of the set that is opened")
+    parser.add_argument("--rounds", type=_many, default=5, help="rounds of all cases in turn")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def data(options: argparse.Namespace) -> None:
+    """Measure and print."""
+    from sgt_ds.data import bench_data
+
+    least = 1 << 20
+    bench = bench_data(
+        tokens=max(options.tokens, least), shards=options.shards, rounds=options.rounds
+    )
+    if options.json:
+        print_json(bench.as_json())
+        return
+    print(f"median of {bench.rounds} rounds, {bench.tokens:,} tokens, one process")
+    for row in bench.loader:
+        print(
+            f"loader, N = {row.sequence_length}"
+            f"{', document starts' if row.document_starts else ''}: "
+            f"{row.tokens_per_second / 1e6:.1f} M tokens/s, "
+            f"{row.tokens_per_cpu_second / 1e6:.1f} M a CPU second, {row.ratio:.2f} of a bare copy"
+        )
+    print(
+        f"permutation: {bench.permutation_indices_per_cpu_second / 1e6:.1f} M indices a CPU second, "
+        f"{bench.permutation_ratio:.2f} of a shuffled table"
+    )
+    opening = bench.opening
+    print(
+        f"opening {opening['shards']:,} shards: {opening['seconds']:.2f} s, "
+        f"{opening['cpu_seconds']:.2f} of CPU ({opening['seconds'] / opening['json_seconds']:.0f} times parsing the manifest), "
+        f"{opening['memory_bytes'] / 1e6:.0f} MB more than before, "
+        f"{opening['process_memory_bytes'] / 1e6:.0f} MB in all; a sequence of each: "
+        f"{opening['read_each_shard_seconds']:.2f} s"
+    )
+
+
+def _many(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0 (got '{text}')")
+    return value
