@@ -183,8 +183,7 @@ def test_patterns_name_each_file_once_and_in_order(tmp_path: Path) -> None:
 
 
 BOMBS = {
-    # A gigabyte without a newline, of members and frames of a megabyte each.
-    "gzip": "gzip.compress(bytes(1 << 20)) * 1024",
+    # A gigabyte without a newline, of frames of a megabyte each.
     "zstd": "zstandard.compress(b'x' * (1 << 20)) * 1024",
     # One frame, four bytes for 128 KiB: the worst ratio that the format has.
     "zstd-frame": "b''.join([c.compress(bytes(1 << 20)) for _ in range(1024)]) + c.flush()",
@@ -194,7 +193,7 @@ BOMBS = {
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_line_of_a_gigabyte_stays_within_bounded_memory(kind: str) -> None:
     program = (
-        "import gzip, io, zstandard, resource\n"
+        "import io, zstandard, resource\n"
         "from sgt_ds.data.readers import read_documents\n"
         "c = zstandard.ZstdCompressor(level=1).compressobj()\n"
         f"content = {BOMBS[kind]}\n"

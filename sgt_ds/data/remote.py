@@ -23,8 +23,8 @@ _PACKAGES = {
 }
 # What stores call the mark that changes with a file's content, best first.
 _MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "mtime")
-# More attempts would end the same.
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError)
+# Answers of a web server that another attempt may change, of those that name a client's fault.
+_PASSING = (408, 425, 429)
 _T = TypeVar("_T")
 
 State = tuple[int, str]
@@ -148,16 +148,22 @@ def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
     """The attempt's result, after as many pauses as it takes.
 
     Raises: UserError at the last failure, or at once where more attempts would end the same;
-    FileNotFoundError as it comes.
+    FileNotFoundError of what is not there.
     """
     for pause in (*PAUSES_SECONDS, None):
         try:
             return attempt()
-        except (UserError, FileNotFoundError):
+        except UserError:
             raise
         except Exception as error:  # each store has its own kinds of error
-            reason = str(error) or type(error).__name__
-            if isinstance(error, _FINAL):
+            fault: BaseException = error
+            if isinstance(error, FileNotFoundError):
+                # fsspec says so of a web server that cannot be reached, too: its cause tells.
+                fault = error.__cause__ or error
+                if not _module(fault).startswith("aiohttp") or _status(fault) in (404, 410):
+                    raise
+            reason = str(fault) or type(fault).__name__
+            if isinstance(fault, PermissionError | IsADirectoryError) or _is_final(_status(fault)):
                 raise UserError(location, None, f"cannot be read ({reason})") from None
             if pause is None:
                 raise UserError(
@@ -168,6 +174,20 @@ def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
                 ) from None
             time.sleep(pause)
     raise AssertionError("unreachable")
+
+
+def _module(error: BaseException) -> str:
+    return type(error).__module__
+
+
+def _status(error: BaseException) -> int:
+    """A web server's answer, 0 where it gave none."""
+    status = getattr(error, "status", 0)
+    return status if isinstance(status, int) else 0
+
+
+def _is_final(status: int) -> bool:
+    return 400 <= status < 500 and status not in _PASSING
 
 
 def _state(info: dict[str, Any]) -> State:

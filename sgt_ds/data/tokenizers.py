@@ -5,7 +5,7 @@ Text in, ids out: no EOS and no BOS are added here, and special tokens spelt in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -41,6 +41,8 @@ class _Backend(Protocol):
     def special_ids(self) -> tuple[int | None, int | None, int | None]: ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
+
+    def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]: ...
 
     def decode(self, ids: list[int]) -> str: ...
 
@@ -90,6 +92,10 @@ class Tokenizer:
         """Ids of one text, uint32 (tokens,), without BOS and EOS."""
         return self._backend.encode_batch([text])[0]
 
+    def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]:
+        """The library's own batch encodes, by name, with what they return: what a bench compares."""
+        return self._backend.bare_encoders()
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens spelt out where the tokenizer can."""
         return self._backend.decode([int(token) for token in ids])
@@ -127,6 +133,15 @@ class _HuggingFace:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]:
+        tokenizer = self._tokenizer
+        return {
+            "batch encode": lambda texts: tokenizer.encode_batch(texts, add_special_tokens=False),
+            "batch encode without offsets": lambda texts: tokenizer.encode_batch_fast(
+                texts, add_special_tokens=False
+            ),
+        }
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
@@ -171,6 +186,9 @@ class _SentencePiece:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         batch = self._processor.EncodeAsIds(list(texts), num_threads=1)
         return [np.array(ids, dtype=np.uint32) for ids in batch]
+
+    def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]:
+        return {"batch encode": lambda texts: self._processor.EncodeAsIds(texts, num_threads=1)}
 
     def decode(self, ids: list[int]) -> str:
         return str(self._processor.DecodeIds(ids))
