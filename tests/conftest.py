@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 # One test process on a small machine: leave a core to the processes that it starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def every_run_replays(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """Whatever a test does to a run: its journal leads to its own decisions."""
+    yield
+    if request.node.get_closest_marker("launcher") is None:
+        return
+    from runs import check_replay
+
+    for journal in tmp_path.rglob("growth.jsonl"):
+        check_replay(journal.parent, ended=False)

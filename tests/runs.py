@@ -169,12 +169,13 @@ def losses(run_dir: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in metrics(run_dir) if "loss" in row}
 
 
-def check_replay(run_dir: Path) -> list[str]:
+def check_replay(run_dir: Path, *, ended: bool = True) -> list[str]:
     """Hold a run's journal to itself: its entropies lead to its own decisions and its own Θ.
 
+    `ended`: whether it saved at its end; else it may have been killed at any moment.
     Returns the rules of its decisions, in order.
     """
-    header, lines = read_journal(run_dir / "growth.jsonl")
+    header, lines = read_journal(run_dir / "growth.jsonl", live=not ended)
     assert header is not None
     kept = list(lines)
     policy = build_policy(header.method, header.growth, header.model)
@@ -182,6 +183,8 @@ def check_replay(run_dir: Path) -> list[str]:
     again = list(decisions(kept, policy, header.growth.entropy_ema, obey_operator=True))
     by_policy = [decision for decision in own if decision.cause != "operator"]
     assert [decision.as_json() for decision in again] == [d.as_json() for d in by_policy]
+    if not ended:
+        return [decision.rule for decision in own]
     state = again[-1].after if again else policy.initial_state()
     newest = newest_good(run_dir / "checkpoints")
     assert newest is not None
