@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +153,24 @@ def test_the_documented_numpy_lines_read_a_shard(tmp_path: Path) -> None:
         tokens, starts = names["read_shard"](path)
         assert tokens.tolist() == [5, 6, vocabulary - 1, 8, 9]
         assert starts.tolist() == [0, 3, 5]
+
+
+READ_ALL = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
+import numpy as np
+from sgt_ds.data import open_token_set
+sets = [open_token_set(Path(path)) for path in sys.argv[1:]]
+for _ in range(2):
+    for token_set in sets:
+        rows = token_set.read(np.arange(token_set.num_sequences(4)), 4)
+        assert rows[:, 1].tolist() == list(range(500))
+"""
+
+
+def test_more_shards_than_a_process_may_open_files(tmp_path: Path) -> None:
+    """Each mapping holds a descriptor; C4 has as many shards as the usual limit allows files."""
+    shards = [np.full(5, number) for number in range(500)]
+    paths = [str(write_token_set(tmp_path / name, shards)) for name in ("a", "b")]
+    subprocess.run([sys.executable, "-c", READ_ALL, *paths], check=True)

@@ -124,3 +124,29 @@ def test_killing_a_run_loses_nothing_but_the_steps_since_its_checkpoint(
     assert runs.losses(tmp_path / "run") == runs.losses(uninterrupted)
     assert runs.journal_lines(tmp_path / "run") == runs.journal_lines(uninterrupted)
     runs.check_replay(tmp_path / "run")
+
+
+def test_a_run_whose_data_end_fails_or_is_not_saved(tmp_path: Path, data: Path) -> None:
+    """624 sequences of 64 tokens last for nine updates of 64; documents are told apart as well."""
+    run = runs.write_run(
+        tmp_path / "run.yaml",
+        data,
+        data={"exhausted": "stop", "document_mask": True},
+        training={"global_batch_size": 64, "micro_batch_size": 16, "steps": 20},
+    )
+    told = runs.run_to_end(runs.single(run))
+    assert "lasts for 9 updates of 20" in told
+    assert "is exhausted (data.exhausted: stop)" in told
+    assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 10))
+    assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
+    # Started again, it has nothing to do; with other data it says what differs, unless told to go on.
+    assert "is exhausted" in runs.run_to_end(runs.single(run))
+    other = f"data.train=[{{path: {data / 'val'}}}]"
+    told = runs.run_to_end(runs.single(run, other), expect=2)
+    assert f"data.train.0 ({data / 'val'}): tokens 40000 -> 4000" in told
+    going_on = runs.single(
+        run, other, "data.accept_changed=true", "data.exhausted=repeat", "training.log_every=1"
+    )
+    told = runs.run_to_end(going_on)
+    assert "going on with other data" in told
+    assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 21))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +20,10 @@ from sgt_ds.data.shard_cache import ShardCache
 from sgt_ds.data.shards import Shard
 from sgt_ds.errors import UserError
 
-# Mapped shards are kept up to this many: the kernel allows a process about 65,000 mappings.
+# Mapped shards are kept up to this many, over all open sets: the kernel allows a process about
+# 65,000 mappings, and each holds a file descriptor, of which others need this many.
 MAPPED_SHARDS = 8192
+OTHER_FILES = 512
 
 Rows = Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]
 
@@ -46,6 +51,7 @@ class TokenSet:
         self._shard_tokens = np.array([shard.tokens for shard in manifest.shards], dtype=np.int64)
         self._mapped: OrderedDict[int, Shard] = OrderedDict()
         self._ends: dict[int, npt.NDArray[np.int64]] = {}
+        _OPEN_SETS.add(self)
 
     @property
     def vocab_size(self) -> int:
@@ -135,6 +141,9 @@ class TokenSet:
             entry = self.manifest.shards[place]
             if self._cache is not None:
                 self._cache.fetch(entry)
+            room = max(1, _room_for_shards() // len(_OPEN_SETS))
+            while len(self._mapped) >= room:
+                self._mapped.popitem(last=False)
             shard = Shard(self.path / entry.file)
             header = shard.header
             if (header.tokens, header.documents) != (entry.tokens, entry.documents) or (
@@ -145,8 +154,6 @@ class TokenSet:
                     "header",
                     f"is not the shard that {NAME} names; prepare the set again",
                 )
-            if len(self._mapped) >= MAPPED_SHARDS:
-                self._mapped.popitem(last=False)
             self._mapped[place] = shard
         return shard
 
@@ -169,6 +176,23 @@ class TokenSet:
             counts: npt.NDArray[Any] = np.maximum(self._shard_tokens - 1, 0) // sequence_length
             ends = self._ends[sequence_length] = np.cumsum(counts, dtype=np.int64)
         return ends
+
+
+_OPEN_SETS: WeakSet[TokenSet] = WeakSet()
+
+
+@cache
+def _room_for_shards() -> int:
+    """Shards that this process can keep mapped. Raises its own limit of files as far as it may:
+    1,024 is usual, and C4 has as many shards.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAPPED_SHARDS + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MAPPED_SHARDS
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(soft - OTHER_FILES, soft // 4)
 
 
 def open_token_set(location: Path | str, cache_dir: Path | None = None) -> TokenSet:
