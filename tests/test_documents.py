@@ -9,9 +9,11 @@ import pytest
 import torch
 from test_model_loops import CASES, CONFIG, double_model
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from sgt_ds.model import Transformer, loop_inputs
-from sgt_ds.model.documents import TILE, _tiles
+from sgt_ds.model.attention import attention
+from sgt_ds.model.documents import TILE, _tiles, documents_of
 
 CPU = torch.device("cpu")
 # Sequences of 21 positions: one document, many, single tokens in the middle and at the end.
@@ -115,3 +117,32 @@ def test_tiles_hide_a_pair_of_one_document_or_build_a_square_mask() -> None:
     assert torch.equal(partial | full, met)
     assert not (full & ~whole).any()
     assert full.any()
+
+
+def test_tiles_in_a_compiled_block_attend_elsewhere_or_compile_again() -> None:
+    """CUDA's path compiled for this CPU, which has no backward of it: once, whatever the documents."""
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    length, heads, head_size = 2 * TILE + 44, CONFIG.num_heads, 16
+    width = heads * head_size
+    here = torch.arange(length)
+    weights = (
+        torch.ones(width),
+        torch.randn(3, heads, head_size, width, generator=generator) / 4,
+        torch.randn(width, heads, head_size, generator=generator) / 8,
+    )
+    compiled = torch.compile(attention, dynamic=False)
+    graphs = set()
+    for rate in (0.0, 0.02, 0.5):
+        borders = torch.rand(2, length, generator=generator) < rate
+        starts = torch.where(borders, here, 0).cummax(1).values
+        documents = documents_of(starts)
+        tiles = documents._replace(lengths=None, tiles=_tiles(starts))
+        x = torch.randn(2, length, width, generator=generator)
+        angles = documents.positions[:, None, :, None] / torch.arange(1, head_size // 2 + 1)
+        others = (angles.cos(), angles.sin(), 1e-6)
+        with torch.no_grad():
+            expected = attention(x, *weights, *others, documents)[0]
+            assert (compiled(x, *weights, *others, tiles)[0] - expected).abs().max() <= 1e-4
+        graphs.add(counters["stats"]["unique_graphs"])
+    assert len(graphs) == 1
