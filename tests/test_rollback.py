@@ -59,6 +59,8 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     ]
     assert (aside / "growth.jsonl").read_bytes() == journal
     assert (aside / "metrics.jsonl").read_bytes() == metrics
+    assert "nothing is left to set aside" in roll_back(capsys, run, "--to", "13")[1]
+    assert [folder.name for folder in layout.set_aside.iterdir()] == ["001"]
 
     process = subprocess.Popen(
         runs.single(file), env=runs.environment(), start_new_session=True, stdout=subprocess.DEVNULL

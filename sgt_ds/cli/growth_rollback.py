@@ -61,7 +61,7 @@ def rollback(options: argparse.Namespace) -> None:
         return
     print(f"{run} resumes from step {done.step}: {done.checkpoint}")
     if done.set_aside is None:
-        print("nothing lies after it: nothing was set aside")
+        print("nothing is left to set aside")
     else:
         names = ", ".join(path.name for path in done.moved) or "no checkpoint"
         print(f"set aside in {done.set_aside}: {names}; journal and metrics as they were")

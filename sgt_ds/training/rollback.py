@@ -5,8 +5,10 @@ Knows no launcher. The next start resumes there by itself, and cuts journal and 
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +48,8 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
             checkpoints.remove_leftovers(layout.checkpoints)
         kept = checkpoints.checkpoint_until(layout.checkpoints, step)
         written = (layout.journal, layout.metrics)
-        if not checkpoints.newer_than(kept) and not any(
-            _reaches_past(path, kept.step) for path in written
-        ):
+        past = any(_reaches_past(path, kept.step) for path in written)
+        if not checkpoints.newer_than(kept) and (not past or _are_kept(written, layout.set_aside)):
             return RolledBack(kept.step, kept.path, None, ())
         try:
             aside = RunLayout(_next_folder(layout.set_aside))
@@ -72,6 +73,17 @@ def _reaches_past(path: Path, step: int) -> bool:
         return bool(lines) and int(json.loads(lines[-1]).get("step", -1)) > step
     except (ValueError, AttributeError, TypeError):
         return True  # torn: keep it
+
+
+def _are_kept(files: Sequence[Path], parent: Path) -> bool:
+    """Whether the newest folder of `parent` holds these very files: the rollback was asked twice."""
+    folders = sorted(parent.iterdir()) if parent.is_dir() else []
+    copies = [folders[-1] / path.name for path in files] if folders else []
+    return bool(copies) and all(
+        copy.exists() and filecmp.cmp(copy, path, shallow=False)
+        for copy, path in zip(copies, files, strict=True)
+        if path.exists()
+    )
 
 
 def _next_folder(parent: Path) -> Path:
