@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -123,14 +124,13 @@ def bench_prepare(
         }
         cases[ONE] = lambda task: _sum(prepare(task))[0]
         found: dict[str, list[Cost]] = {name: [] for name in (*cases, many)}
-        tokens = 0
+        order, tokens = random.Random(0), 0
         with Progress("bench", (rounds + 1) * (count + 1), "steps") as progress:
             for number in range(rounds + 1):
                 costs: dict[str, list[Cost]] = {name: [] for name in found}
                 for task in tasks:
-                    # Each goes first as often as the others.
-                    turn = (number + task.number) % len(cases)
-                    for name in [*list(cases)[turn:], *list(cases)[:turn]]:
+                    # What follows what must not decide: memory that one frees is the next one's.
+                    for name in order.sample(list(cases), len(cases)):
                         costs[name].append(cases[name](task))
                     progress.advance()
                 cost, tokens = _sum(run_processes(others, tasks, workers))

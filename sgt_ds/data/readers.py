@@ -111,7 +111,7 @@ def _parsed(number: int, line: bytes, max_document_bytes: int) -> Document | Fau
         return Fault(
             number, "text-not-a-string", f"`text` is {json.dumps(text)[:40]}, not a string"
         )
-    if not text.strip():
+    if not text or text.isspace():
         return Fault(number, "empty-document", "`text` is empty")
     if "\0" in text:
         return Fault(number, "nul", "`text` holds a NUL character")

@@ -5,6 +5,7 @@ Text in, ids out: no EOS and no BOS are added here, and special tokens spelt in 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -132,7 +133,8 @@ class _HuggingFace:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        # By way of `array`: numpy takes twice as long for a list of integers.
+        return [np.array(array("I", encoding.ids), dtype=np.uint32) for encoding in encodings]
 
     def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]:
         tokenizer = self._tokenizer
@@ -185,7 +187,7 @@ class _SentencePiece:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         batch = self._processor.EncodeAsIds(list(texts), num_threads=1)
-        return [np.array(ids, dtype=np.uint32) for ids in batch]
+        return [np.array(array("I", ids), dtype=np.uint32) for ids in batch]
 
     def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]:
         return {"batch encode": lambda texts: self._processor.EncodeAsIds(texts, num_threads=1)}
