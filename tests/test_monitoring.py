@@ -68,6 +68,7 @@ def record(step: int) -> StepRecord:
         flops_per_token=1010,
         mfu_ratio=0.4,
         data_wait_seconds=0.01 * step,
+        source_tokens={"shards/c4": step},
         skipped_steps=0,
         phase="growing",
         loops=State({4: loop}, 4),

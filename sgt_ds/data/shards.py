@@ -205,6 +205,8 @@ class Shard:
             self._map, dtype=INDEX_DTYPE, offset=self.header.index_offset
         )
         """(documents + 1,): each document's first token, then the number of tokens."""
+        # Searching uint64 for an int would convert all of it.
+        self._starts = self.starts.view(np.int64)
 
     def document(self, index: int) -> Tokens:
         """Tokens of a document, its EOS included."""
@@ -215,11 +217,11 @@ class Shard:
 
         Returns int64 (length,), rising; 0 for the document that the first of them lies in.
         """
-        index = self.starts.view(np.int64)  # searching uint64 for an int would convert all of it
-        low, high = index.searchsorted(first, "right"), index.searchsorted(first + length, "left")
+        # Whole numbers: right of `first` is left of the next. One search, as each costs the same.
+        low, high = self._starts.searchsorted((first + 1, first + length)).tolist()
         places = np.zeros(length, dtype=np.int64)
         if low < high:
-            borders = index[low:high] - first
+            borders = self._starts[low:high] - first
             places[borders] = borders
             np.maximum.accumulate(places, out=places)
         return places
