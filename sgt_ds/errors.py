@@ -16,11 +16,15 @@ class UserError(SgtError):
 
     `file`: the file (or flag, or host) at fault. `field`: the key, line or flag inside it, or None.
     `mend`: what is wrong and what to do, in one line.
+    `everywhere`: every rank of a run raises the same error, so that one of them tells it.
     """
 
     exit_code = 2
 
-    def __init__(self, file: str | Path, field: str | None, mend: str) -> None:
+    def __init__(
+        self, file: str | Path, field: str | None, mend: str, *, everywhere: bool = False
+    ) -> None:
+        self.everywhere = everywhere
         self.file, self.field, self.mend = str(file), field, " ".join(mend.split())
         super().__init__(": ".join(part for part in (self.file, self.field, self.mend) if part))
 

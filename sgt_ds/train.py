@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgt_ds.config import RunConfig, check_run_directory, load_run_config
-from sgt_ds.errors import SgtError
+from sgt_ds.config import RunConfig, check_run_directory, load_run_config, resolve_deepspeed
+from sgt_ds.errors import SgtError, UserError
 from sgt_ds.growth import check_method
 
 log = logging.getLogger("sgt_ds")
@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config, config_file = _configuration(arguments)
         from sgt_ds.training import join_ranks, leave_ranks, run
 
+        resolve_deepspeed(config, _world_size(), config_file)
         resuming = check_run_directory(config)
         ranks = join_ranks(config.training.collective_timeout_seconds)
         joined = True
@@ -35,10 +36,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             leave_ranks()
     except SgtError as error:
         # Until the ranks joined, all of them meet the same error; one line is enough.
-        if joined or os.environ.get("RANK", "0") == "0":
+        shared = not joined or (isinstance(error, UserError) and error.everywhere)
+        if not shared or os.environ.get("RANK", "0") == "0":
             print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0
+
+
+def _world_size() -> int:
+    """Ranks of this run, as the launcher (DeepSpeed's, or mpirun) says."""
+    for variable in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        if variable in os.environ:
+            return int(os.environ[variable])
+    return 1
 
 
 def _configuration(arguments: Sequence[str] | None) -> tuple[RunConfig, str]:

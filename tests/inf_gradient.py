@@ -14,7 +14,7 @@ from sgt_ds.training.run_directory import set_up_logging
 arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
 config = load_run_config(Path(arguments[0]), arguments[1:])
 ranks = join_ranks(60)
-ranks.on_main(lambda: prepare_run_directory(config))
+ranks.on_main(lambda: prepare_run_directory(config, resuming=False))
 set_up_logging(config.run_dir, ranks.rank)
 trainer = build_trainer(config, ranks, arguments[0])
 

@@ -78,7 +78,7 @@ def train_until(case: dict[str, Any], stop: int | None, ranks: Ranks, seen: dict
     config = load_run_config(Path(case["run"]))
     layout, resuming = RunLayout(config.run_dir), check_run_directory(config)
     ranks.any(False)  # a barrier
-    ranks.on_main(lambda: prepare_run_directory(config))
+    ranks.on_main(lambda: prepare_run_directory(config, resuming=resuming))
     set_up_logging(config.run_dir, ranks.rank)
     trainer = build_trainer(config, ranks, case["run"])
     restore(trainer, config, ranks, resuming=resuming)

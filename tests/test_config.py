@@ -10,10 +10,13 @@ import yaml
 
 from sgt_ds.config import (
     PRESETS,
+    RunLayout,
+    check_run_directory,
     config_differences,
     config_hash,
     dump_run_config,
     load_run_config,
+    prepare_run_directory,
     resolve_deepspeed,
 )
 from sgt_ds.errors import UserError
@@ -65,6 +68,14 @@ def test_presets_have_the_paper_s_sizes() -> None:
         ),
         ("preset=537m", "preset: '537m' is unknown; did you mean '573m'?"),
         ("training.steps=many", "training.steps: Input should be a valid integer"),
+        ("training.steps=true", "training.steps: is true, which is no value for this key"),
+        ("optimizer.lr=.inf", "optimizer.lr: Input should be a finite number"),
+        ("preset=[1]", "preset: '[1]' is unknown"),
+        ("run_dir=''", "run_dir: is the current directory"),
+        (
+            "validate_every=1",
+            "validate_every: unknown key; did you mean 'training.validate_every'?",
+        ),
         ("model.hidden_size=100", "model: hidden_size 100 must be a multiple of 2 × num_heads"),
         ("method=block_loop", "growth.layers: method block_loop takes a list of layers"),
     ],
@@ -173,3 +184,26 @@ def test_a_batch_that_does_not_divide_names_sizes_that_do(run_file: Path, tmp_pa
         UserError, match=r"set training.micro_batch_size to one of \[1, 2, 3, 4, 6, 12\]"
     ):
         resolve_deepspeed(config, 2, run_file)
+
+
+@pytest.mark.parametrize(
+    "override", ["growth.k_max=2026-99-99", "growth.k_max={[1]: 2}", "growth.k_max=["]
+)
+def test_an_override_that_is_no_yaml_is_refused(run_file: Path, override: str) -> None:
+    with pytest.raises(UserError, match=r"growth\.k_max: value is not valid YAML"):
+        load_run_config(run_file, [override])
+
+
+def test_a_refused_start_leaves_the_directory_free_for_the_mended_one(
+    run_file: Path, tmp_path: Path
+) -> None:
+    refused, mended = (
+        load_run_config(run_file, [f"run_dir={tmp_path / 'run'}", f"training.seed={seed}"])
+        for seed in (0, 1)
+    )
+    prepare_run_directory(refused, resuming=False)
+    assert check_run_directory(mended) is False
+    RunLayout(refused.run_dir).metrics.write_text('{"step": 1}\n')
+    with pytest.raises(UserError, match=r"training\.seed: 0 -> 1: run_dir holds another run"):
+        check_run_directory(mended)
+    assert check_run_directory(refused) is True

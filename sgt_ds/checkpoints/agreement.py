@@ -55,4 +55,4 @@ def agree_on_input(error: UserError | None, group: Any) -> None:
     parts = None if error is None else (error.file, error.field, error.mend)
     for said in gather(parts, group):
         if said is not None:
-            raise UserError(*said)
+            raise UserError(*said, everywhere=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from sgt_ds.cli import bench_data
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json, whole_number
 from sgt_ds.config import PRESETS, Entry, GrowthConfig, growth_faults
 from sgt_ds.errors import UserError
 from sgt_ds.growth import POLICIES
@@ -34,17 +34,25 @@ def register(commands: Subparsers[Parser]) -> None:
     )
     parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
     parser.add_argument("--method", choices=list(POLICIES), default="sgt", help="what loops")
-    parser.add_argument("--k-max", type=_positive, default=2, help="passes after the main one")
-    parser.add_argument("--layers", type=_positive, default=3, help="looping layers, the deepest")
-    parser.add_argument("--heads", type=_positive, default=2, help="heads that loop")
+    parser.add_argument(
+        "--k-max", type=whole_number(1), default=2, help="passes after the main one"
+    )
+    parser.add_argument(
+        "--layers", type=whole_number(1), default=3, help="looping layers, the deepest"
+    )
+    parser.add_argument("--heads", type=whole_number(1), default=2, help="heads that loop")
     parser.add_argument("--entry", choices=get_args(Entry), default="decay", help="entry of a loop")
     parser.add_argument("--entering", action="store_true", help="time an entry window too")
-    parser.add_argument("--micro-batch-size", type=_positive, default=8, help="sequences")
-    parser.add_argument("--seq-len", type=_positive, default=256, help="positions of a sequence")
+    parser.add_argument("--micro-batch-size", type=whole_number(1), default=8, help="sequences")
+    parser.add_argument(
+        "--seq-len", type=whole_number(1), default=256, help="positions of a sequence"
+    )
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of everything")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--mode", choices=list(MODES), default="both", help="with torch.compile?")
-    parser.add_argument("--rounds", type=_positive, default=10, help="timed steps of each case")
+    parser.add_argument(
+        "--rounds", type=whole_number(1), default=10, help="timed steps of each case"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     bench_data.register(group)
     _register_prepare(group)
@@ -62,10 +70,16 @@ def _register_prepare(group: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--tokenizer", type=Path, required=True, metavar="FILE", help="as prepare's"
     )
-    parser.add_argument("--workers", type=_positive, default=2, help="processes beside one")
-    parser.add_argument("--rounds", type=_positive, default=5, help="rounds of all cases in turn")
+    parser.add_argument("--workers", type=whole_number(1), default=2, help="processes beside one")
     parser.add_argument(
-        "--text-bytes", type=_positive, default=16_000_000, metavar="B", help="of documents to read"
+        "--rounds", type=whole_number(1), default=5, help="rounds of all cases in turn"
+    )
+    parser.add_argument(
+        "--text-bytes",
+        type=whole_number(1),
+        default=16_000_000,
+        metavar="B",
+        help="of documents to read",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -168,10 +182,3 @@ def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
             + (f"{row.excess:8.2f}" if row.excess is not None else "")
         )
     print("step, fwd+bwd, FLOPs: ratios to vanilla; excess: (fwd+bwd - 1) / (FLOPs - 1)")
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0 (got '{text}')")
-    return value

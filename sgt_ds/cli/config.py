@@ -18,7 +18,9 @@ def register(commands: Subparsers[Parser]) -> None:
         show,
     )
     parser.add_argument("run", type=Path, metavar="RUN.yaml", help="run configuration")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="dotted overrides"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
 
 

@@ -6,7 +6,15 @@ import argparse
 import os
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    add_group,
+    print_json,
+    real_number,
+    whole_number,
+)
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -31,10 +39,18 @@ def register(commands: Subparsers[Parser]) -> None:
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="prepared set")
     parser.add_argument(
-        "--sample", type=int, default=0, metavar="N", help="document to decode (default: 0)"
+        "--sample",
+        type=whole_number(),
+        default=0,
+        metavar="N",
+        help="document to decode (default: 0)",
     )
     parser.add_argument(
-        "--sample-tokens", type=int, default=200, metavar="N", help="tokens of it (default: 200)"
+        "--sample-tokens",
+        type=whole_number(),
+        default=200,
+        metavar="N",
+        help="tokens of it (default: 200)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -52,22 +68,22 @@ def _register_prepare(group: Subparsers[Parser]) -> None:
     add("--tokenizer", type=Path, required=True, metavar="FILE",
         help="Hugging Face tokenizers JSON, or SentencePiece .model")  # fmt: skip
     add("--out", type=Path, required=True, metavar="DIR", help="set to write")
-    add("--workers", type=int, default=0, metavar="N",
+    add("--workers", type=whole_number(), default=0, metavar="N",
         help="processes (default: one a core); mpirun -n N starts its own")  # fmt: skip
-    add("--holdout", type=float, default=0.0, metavar="SHARE",
+    add("--holdout", type=real_number(0, 1), default=0.0, metavar="SHARE",
         help="share of the documents, by a hash of their text, for a second set")  # fmt: skip
     add("--holdout-out", type=Path, metavar="DIR", help="where that second set goes")
     add("--eos", metavar="TOKEN", help="token that ends a document, if the file does not tell")
     add("--bos", action="store_true", help="put a BOS before each document too")
     add("--special-tokens", action="store_true",
         help="read special tokens spelt in a text as such (default: they are text)")  # fmt: skip
-    add("--max-document-bytes", type=int, default=4_000_000, metavar="B",
+    add("--max-document-bytes", type=whole_number(), default=4_000_000, metavar="B",
         help="larger documents are damage (default: 4 MB; a tokenizer needs ~100 times this)")  # fmt: skip
-    add("--shard-tokens", type=int, default=1 << 28, metavar="N",
+    add("--shard-tokens", type=whole_number(), default=1 << 28, metavar="N",
         help="start a new shard after so many tokens of a file (default: 2^28)")  # fmt: skip
     add("--on-error", choices=("stop", "skip"), default="stop",
         help="at a damaged document or file: stop (default), or skip and list it")  # fmt: skip
-    add("--max-bad-fraction", type=float, default=0.001, metavar="F",
+    add("--max-bad-fraction", type=real_number(0, 1), default=0.001, metavar="F",
         help="with skip: fail where more than this share is damaged (default: 0.001)")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
 

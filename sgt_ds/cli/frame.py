@@ -51,6 +51,43 @@ def add_group(commands: Subparsers[Parser], name: str, help_line: str) -> Subpar
     )
 
 
+def whole_number(lowest: int = 0, highest: int = 10**12) -> Callable[[str], int]:
+    """The type of a flag that takes a whole number in a range, for `add_argument`."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = lowest - 1
+        if not lowest <= number <= highest:
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is not a whole number from {lowest} to {highest}"
+            )
+        return number
+
+    return parse
+
+
+def real_number(lowest: float, highest: float, *, above: bool = False) -> Callable[[str], float]:
+    """The type of a flag that takes a number in a range; `above`: the lowest itself is excluded."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = float("nan")
+        if not lowest <= number <= highest or (above and number == lowest):
+            limits = (
+                f"above {lowest:g}, at most {highest:g}"
+                if above
+                else f"from {lowest:g} to {highest:g}"
+            )
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number {limits}")
+        return number
+
+    return parse
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document on stdout."""
     print(json.dumps(document), flush=True)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, real_number, whole_number
 from sgt_ds.errors import UserError
 
 
@@ -25,17 +25,25 @@ def register(commands: Subparsers[Parser]) -> None:
     given.add_argument(
         "--prompts", metavar="FILE", type=Path, help="one prompt a line; - for stdin"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+    parser.add_argument("--max-new-tokens", type=whole_number(1, 10**6), default=64, metavar="N")
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token"
+        "--temperature",
+        type=real_number(0, 100),
+        default=0.0,
+        metavar="T",
+        help="0: the likeliest token",
     )
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all tokens")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--top-p", type=real_number(0, 1), default=1.0, metavar="P")
+    parser.add_argument(
+        "--top-k", type=whole_number(), default=0, metavar="K", help="0: all tokens"
+    )
+    parser.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="may stand several times"
     )
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="prompts at once")
+    parser.add_argument(
+        "--batch-size", type=whole_number(1, 10**6), default=8, metavar="N", help="prompts at once"
+    )
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 (default: a GPU if any)")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="default: the export's")
     parser.add_argument("--stream", action="store_true", help="print text as it comes")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.cli.frame import Parser
+from sgt_ds.cli.frame import Parser, real_number, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,14 +35,22 @@ _NEEDED = ("k_max", "layers", "heads", "t_start", "interval")
 def add_settings(parser: Parser) -> None:
     """Flags that change the policy; each one not given comes from the journal's header."""
     parser.add_argument("--method", help="growth method (default: the journal's, or sgt)")
-    parser.add_argument("--k-max", type=int, metavar="K", help="deepest loop (K_max)")
+    parser.add_argument("--k-max", type=whole_number(), metavar="K", help="deepest loop (K_max)")
     parser.add_argument(
         "--layers", type=_layers, metavar="L", help="looping layers (L); other methods: 1,7,15"
     )
-    parser.add_argument("--heads", type=int, metavar="H", help="heads of a looping layer (h)")
-    parser.add_argument("--loops", type=int, metavar="K", help="depth; methods other than sgt")
-    parser.add_argument("--t-start", type=int, metavar="T", help="step of the first decision")
-    parser.add_argument("--interval", type=int, metavar="D", help="steps between two decisions")
+    parser.add_argument(
+        "--heads", type=whole_number(), metavar="H", help="heads of a looping layer (h)"
+    )
+    parser.add_argument(
+        "--loops", type=whole_number(), metavar="K", help="depth; methods other than sgt"
+    )
+    parser.add_argument(
+        "--t-start", type=whole_number(), metavar="T", help="step of the first decision"
+    )
+    parser.add_argument(
+        "--interval", type=whole_number(), metavar="D", help="steps between two decisions"
+    )
     parser.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
     parser.add_argument(
         "--exclude-layers",
@@ -52,10 +60,14 @@ def add_settings(parser: Parser) -> None:
         help="layers that never loop, as 0 or 0,1 (plain lines: 0)",
     )
     parser.add_argument(
-        "--ema", type=float, help="weight of the past in the entropies' average (plain lines: 0)"
+        "--ema",
+        type=real_number(0, 1),
+        help="weight of the past in the entropies' average (plain lines: 0)",
     )
     parser.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
-    parser.add_argument("--freeze-at", type=int, metavar="T", help="step from which nothing grows")
+    parser.add_argument(
+        "--freeze-at", type=whole_number(), metavar="T", help="step from which nothing grows"
+    )
 
 
 def _numbers(text: str) -> list[int]:

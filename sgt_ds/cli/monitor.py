@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, whole_number
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -22,7 +22,10 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument("hostfile", type=Path, metavar="HOSTFILE", help="DeepSpeed hostfile")
     parser.add_argument("--run", required=True, metavar="NAME", help="value of the label run")
     parser.add_argument(
-        "--port", type=int, default=9400, help="telemetry.port of the run (default: 9400)"
+        "--port",
+        type=whole_number(1, 65535),
+        default=9400,
+        help="telemetry.port of the run (default: 9400)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to replace in one piece; default: stdout"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, real_number, whole_number
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +33,12 @@ GROWTH_FLAGS = (
     "entry",
     "freeze_at",
 )
+
+
+_count = whole_number(1, 10**7)
+_natural = whole_number(0, 10**7)
+_positive = real_number(0, 1e12, above=True)
+_ratio = real_number(0, 1, above=True)
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -91,7 +95,9 @@ def _add_growth_flags(parser: Parser) -> None:
     growth.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
     growth.add_argument("--exclude-layers", type=_list, help="layers that never loop: 0,1")
     growth.add_argument("--entropy-every", type=_count, help="updates between two measurements")
-    growth.add_argument("--entropy-ema", type=float, help="weight of the past; for --journal")
+    growth.add_argument(
+        "--entropy-ema", type=real_number(0, 1), help="weight of the past; for --journal"
+    )
     growth.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
     growth.add_argument("--freeze-at", type=_natural, help="update from which nothing changes")
 
@@ -259,38 +265,6 @@ def _divisor(number: int, most: int) -> int:
 
 def _flag(key: str) -> str:
     return "--" + key.partition(".")[0].replace("_", "-")
-
-
-def _count(text: str) -> int:
-    return int(_checked(text, int, "a number from 1 on", 1))
-
-
-def _natural(text: str) -> int:
-    return int(_checked(text, int, "a number from 0 on", 0))
-
-
-def _positive(text: str) -> float:
-    return _checked(text, float, "a number above 0", sys.float_info.min, sys.float_info.max)
-
-
-def _ratio(text: str) -> float:
-    return _checked(text, float, "a share above 0, at most 1", sys.float_info.min, 1.0)
-
-
-def _checked(
-    text: str,
-    kind: Callable[[str], float],
-    wanted: str,
-    lowest: float,
-    highest: float = float("inf"),
-) -> float:
-    try:
-        number = kind(text)
-    except ValueError:
-        number = float("nan")
-    if not lowest <= number <= highest:
-        raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}")
-    return number
 
 
 def _list(text: str) -> list[int]:

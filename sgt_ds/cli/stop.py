@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, real_number
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -21,7 +21,7 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="run directory")
     parser.add_argument(
         "--grace",
-        type=float,
+        type=real_number(0, 1e6),
         default=120.0,
         metavar="SECONDS",
         help="time to save and end before the processes are killed (120)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json, whole_number
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -19,11 +19,17 @@ def register(commands: Subparsers[Parser]) -> None:
         train,
     )
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="C4 files, globs or URLs")
-    parser.add_argument("--vocab-size", type=int, required=True, metavar="V", help="number of ids")
+    parser.add_argument(
+        "--vocab-size",
+        type=whole_number(1, 10**6),
+        required=True,
+        metavar="V",
+        help="number of ids",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="model to write")
     parser.add_argument(
         "--sample-bytes",
-        type=int,
+        type=whole_number(1),
         default=100_000_000,
         metavar="B",
         help="train on at most so much text, chosen by a hash of each document (default: 100 MB)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, real_number
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -22,7 +22,7 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--once", action="store_true", help="print once and end")
     parser.add_argument(
         "--every",
-        type=_seconds,
+        type=real_number(0.1, 3600),
         default=2.0,
         metavar="SECONDS",
         help="time between two looks (default: 2)",
@@ -60,10 +60,3 @@ def show(options: argparse.Namespace) -> None:
                 trouble = f"\n{str(error)[:columns]}\n"
     except KeyboardInterrupt:
         print()
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
-    return value

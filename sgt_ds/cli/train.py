@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, real_number, whole_number
+from sgt_ds.errors import SgtError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from sgt_ds.launch import Launch, Target
+
+
+class StoppedEarlyError(SgtError):
+    """SIGTERM came before the launch; ends as the signal would have ended the process."""
+
+    exit_code = 128 + signal.SIGTERM
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -28,32 +38,40 @@ def register(commands: Subparsers[Parser]) -> None:
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--hostfile", type=Path, help="machines to train on: lines `host slots=N`")
     place.add_argument(
-        "--num-gpus", type=_positive, default=1, metavar="N", help="ranks on this machine (1)"
+        "--num-gpus",
+        type=whole_number(1, 65535),
+        default=1,
+        metavar="N",
+        help="ranks on this machine (1)",
     )
     parser.add_argument("--deepspeed_config", type=Path, help="DeepSpeed JSON instead of the run's")
     parser.add_argument(
         "--max-restarts",
-        type=_count,
+        type=whole_number(),
         default=0,
         metavar="N",
         help="start again after a fault, N times without progress (0)",
     )
     parser.add_argument(
         "--grace",
-        type=_seconds,
+        type=real_number(0, 1e6),
         default=120.0,
         metavar="SECONDS",
         help="time to save and end when asked to stop (120)",
     )
     parser.add_argument("--launcher", default="pdsh", choices=("pdsh", "openmpi"), help="for hosts")
     parser.add_argument("--launcher-args", default="", help="arguments for pdsh or mpirun")
-    parser.add_argument("--ssh-port", type=_positive, help="port of sshd on the hosts")
+    parser.add_argument("--ssh-port", type=whole_number(1, 65535), help="port of sshd on the hosts")
     parser.add_argument("--master-addr", help="address of the first host, where ranks meet")
-    parser.add_argument("--master-port", type=_positive, help="port there (a free one)")
+    parser.add_argument(
+        "--master-port", type=whole_number(1, 65535), help="port there (a free one)"
+    )
 
 
 def train(options: argparse.Namespace) -> int:
     """Supervise the run. Returns its exit status."""
+    signal.signal(signal.SIGTERM, _end_before_the_start)
+
     from sgt_ds.config import RunLayout, load_run_config
     from sgt_ds.data import check_data
     from sgt_ds.growth import check_method, settled_growth
@@ -76,6 +94,11 @@ def train(options: argparse.Namespace) -> int:
     return supervise(prepare, grace_seconds=options.grace, max_restarts=options.max_restarts)
 
 
+def _end_before_the_start(number: int, frame: FrameType | None) -> None:
+    """Until the supervisor takes the signals over, there is nothing to save and nobody to end."""
+    raise StoppedEarlyError("asked to stop before any rank was started; nothing was trained")
+
+
 def _target(options: argparse.Namespace) -> Target:
     from sgt_ds.launch import Host, Target, is_this_host, parse_hostfile
 
@@ -96,24 +119,3 @@ def _target(options: argparse.Namespace) -> Target:
         master_address=options.master_addr,
         master_port=options.master_port,
     )
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1e9:
-        raise ValueError(text)
-    return value

@@ -26,7 +26,12 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(path, None, "no such DeepSpeed file; ds_configs/ holds examples") from None
+        raise UserError(
+            path,
+            None,
+            "no such DeepSpeed file from here; paths are relative to the current directory, and the "
+            "project's ds_configs/ holds examples",
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(path, None, f"cannot be read ({error})") from None
     except RecursionError:

@@ -32,6 +32,11 @@ class RunLayout:
         """Checkpoints, one directory a step."""
         return self.run_dir / "checkpoints"
 
+    def has_begun(self) -> bool:
+        """Whether anything was trained here: a row of metrics or a checkpoint is there."""
+        rows = self.metrics.exists() and self.metrics.stat().st_size > 0
+        return rows or any(self.checkpoints.glob("step-*"))
+
     @property
     def logs(self) -> Path:
         """Log files, one a rank."""

@@ -133,8 +133,8 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         raise UserError(f"override '{override}'", None, "must read key=value, as growth.k_max=2")
     try:
         value = yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or "nested too deeply"
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UserError(
             f"override '{override}'", key, f"value is not valid YAML: {problem}"
         ) from None
@@ -162,7 +162,7 @@ def _check_preset(path: Path, values: Mapping[str, Any]) -> None:
                 path, "preset", f"is missing; name one of {', '.join(PRESETS)}, or give `model`"
             )
         return
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         known = ", ".join(PRESETS)
         raise UserError(
             path, "preset", f"'{name}' is unknown{_nearest(str(name), PRESETS)}; known: {known}"
@@ -174,6 +174,14 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
+def _hint(key: str, siblings: Sequence[str]) -> str:
+    """The same key of another section, or the nearest one beside the unknown key."""
+    for section in RunConfig.model_fields:
+        if key in _fields_at([section]):
+            return f"; did you mean '{section}.{key}'?"
+    return _nearest(key, siblings) or f"; known: {', '.join(siblings)}"
+
+
 def _as_user_error(path: Path, error: ValidationError) -> UserError:
     # A misspelt key often leaves the right one missing: the misspelt one is the cause.
     details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
@@ -183,7 +191,7 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
     field = ".".join(location) or None
     if detail["type"] == "extra_forbidden":
         siblings = _fields_at(location[:-1])
-        hint = _nearest(location[-1], siblings) or f"; known: {', '.join(siblings)}"
+        hint = _hint(location[-1], siblings)
         return UserError(path, field, f"unknown key{hint}")
     if detail["type"] == "missing":
         return UserError(path, field, "is missing; add it")

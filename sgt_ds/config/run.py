@@ -11,6 +11,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
@@ -21,6 +22,9 @@ LISTED_LAYERS = ("block_loop", "attention_loop", "high_entropy_loop", "low_entro
 Entry = Literal["decay", "none", "ramp"]
 Direction = Literal["d2s", "s2d"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+# Far beyond any run, and small enough for every sum that is made of it.
+Count = Annotated[int, Field(ge=1, le=10**9)]
 Url = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9+.-]*://")]
 # A Path would swallow one of a URL's slashes.
 Location = Annotated[Url | Path, Field(union_mode="left_to_right")]
@@ -84,7 +88,7 @@ class DataConfig(Section):
     """Prepared sets to train from."""
     validation: Location | None = None
     """Prepared set for the validation loss; a directory or a URL."""
-    sequence_length: PositiveInt = 4096
+    sequence_length: Count = 4096
     """Positions of one sequence (N); a sample holds one token more."""
     document_mask: bool = False
     """Keep attention within a document; positions count from its start."""
@@ -99,13 +103,13 @@ class DataConfig(Section):
 class TrainingConfig(Section):
     """How long, how much at once, and how often something is written."""
 
-    steps: PositiveInt = 5035
+    steps: Count = 5035
     """Applied optimizer updates of the whole run."""
-    global_batch_size: PositiveInt = 1024
+    global_batch_size: Count = 1024
     """Sequences of one update, over all ranks."""
     micro_batch_size: PositiveInt = 8
     """Sequences of one forward pass on one rank."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights and of the data order."""
     validate_every: PositiveInt = 250
     """Updates between two validations; the last update is validated too."""
@@ -119,7 +123,7 @@ class TrainingConfig(Section):
     """Compile each block with torch.compile."""
     max_skipped_steps: PositiveInt = 20
     """Updates skipped in a row (non-finite gradients) after which the run stops."""
-    collective_timeout_seconds: PositiveFloat = 600.0
+    collective_timeout_seconds: Annotated[float, Field(gt=0, le=10**6)] = 600.0
     """How long a collective waits for a late rank before the run fails."""
 
 
@@ -128,7 +132,7 @@ class OptimizerConfig(Section):
 
     lr: PositiveFloat = 6.0e-4
     """Highest learning rate."""
-    betas: tuple[Ratio, Ratio] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay rates of the moments."""
     eps: PositiveFloat = 1.0e-8
     """Added to the denominator."""
@@ -213,6 +217,13 @@ class RunConfig(Section):
             if isinstance(given, dict):
                 return {**values, "model": {**PRESETS[name].model_dump(), **given}}
         return values
+
+    @field_validator("run_dir")
+    @classmethod
+    def _run_dir_is_a_folder_of_its_own(cls, run_dir: Path) -> Path:
+        if run_dir.resolve() == Path.cwd():
+            raise ValueError("is the current directory; name a folder of its own, as runs/first")
+        return run_dir
 
     @model_validator(mode="after")
     def _method_fits_model(self) -> RunConfig:

@@ -14,8 +14,10 @@ def check_run_directory(config: RunConfig) -> bool:
 
     Raises: UserError where it holds another run, or where `resume: never` meets an existing one.
     """
-    saved = RunLayout(config.run_dir).config
-    if not saved.exists():
+    layout = RunLayout(config.run_dir)
+    saved = layout.config
+    # What a refused start left behind is nobody's run.
+    if not saved.exists() or not layout.has_begun():
         if config.run_dir.exists() and not config.run_dir.is_dir():
             raise UserError(config.run_dir, "run_dir", "is a file; choose another run_dir")
         return False
@@ -32,8 +34,10 @@ def check_run_directory(config: RunConfig) -> bool:
     return True
 
 
-def prepare_run_directory(config: RunConfig) -> None:
+def prepare_run_directory(config: RunConfig, *, resuming: bool) -> None:
     """Make the run directory and save the resolved configuration.
+
+    `resuming`: whether it holds this run; a journal that a refused start left goes otherwise.
 
     Raises: UserError where it cannot be written.
     """
@@ -41,6 +45,8 @@ def prepare_run_directory(config: RunConfig) -> None:
     try:
         for folder in (layout.checkpoints, layout.logs, layout.stop_request.parent):
             folder.mkdir(parents=True, exist_ok=True)
+        if not resuming:
+            layout.journal.unlink(missing_ok=True)
         write_text_atomically(layout.config, dump_run_config(config))
     except OSError as error:
         raise UserError(

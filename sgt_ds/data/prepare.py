@@ -158,6 +158,8 @@ def _prepare(wish: Preparation, run: Run, announce: Callable[[Job | None], objec
     """`announce` tells other ranks the job, once; None where there is nothing to do."""
     if (wish.holdout > 0) != (wish.holdout_out is not None):
         raise UserError("--holdout", None, "goes together with --holdout-out; give both or neither")
+    if wish.holdout_out is not None and wish.holdout_out.resolve() == wish.out.resolve():
+        raise UserError(wish.out, "--holdout-out", "is --out as well; give two directories")
     files = expand_inputs(wish.inputs)
     tokenizer = Tokenizer(wish.tokenizer, eos=wish.eos, special_tokens=wish.special_tokens)
     if wish.bos and tokenizer.bos_id is None:

@@ -7,7 +7,7 @@ from sgt_ds.flops.accountant import (
     vanilla_flops_per_token,
 )
 from sgt_ds.flops.memory import Layout, Memory, memory_per_rank
-from sgt_ds.flops.plan import Event, Outcome, Plan, Speed, plan
+from sgt_ds.flops.plan import Event, Outcome, Plan, Speed, earliest_outcome, plan
 from sgt_ds.flops.recipe import (
     PAPER_PRESET,
     Recipe,
@@ -29,6 +29,7 @@ __all__ = [
     "Plan",
     "Recipe",
     "Speed",
+    "earliest_outcome",
     "layout_of_run",
     "loop_flops_per_token",
     "memory_per_rank",

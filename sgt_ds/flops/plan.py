@@ -157,6 +157,21 @@ class Plan:
         }
 
 
+def earliest_outcome(
+    model: ModelConfig,
+    method: str,
+    growth: GrowthConfig,
+    *,
+    sequence_length: int,
+    global_batch_size: int,
+    steps: int,
+) -> Outcome:
+    """What a run costs where growth comes at every window: what its overhead is held against."""
+    schedule = earliest(method, growth, model, steps)
+    tokens = global_batch_size * sequence_length
+    return _price(schedule, model, method, growth, sequence_length, tokens)
+
+
 def plan(
     model: ModelConfig,
     method: str,

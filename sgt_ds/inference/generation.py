@@ -41,7 +41,11 @@ class Sampling:
     def __post_init__(self) -> None:
         for flag, good, mend in (
             ("--max-new-tokens", self.max_new_tokens >= 1, "give 1 or more"),
-            ("--temperature", self.temperature >= 0, "give 0 or more"),
+            (
+                "--temperature",
+                self.temperature == 0 or self.temperature >= 1e-3,
+                "give 0, or 0.001 or more",
+            ),
             ("--top-p", 0 < self.top_p <= 1, "give a share above 0, up to 1"),
             ("--top-k", self.top_k >= 0, "give 0 or more"),
             ("--stop", all(self.stop), "give a text that is not empty"),
@@ -81,7 +85,14 @@ class Speaker:
         self, directory: Path, *, device: str | None = None, dtype: str | None = None
     ) -> None:
         self.directory = directory
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        try:
+            self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                "--device", None, f"'{device}' cannot be used ({reason}); give cpu or cuda"
+            ) from None
         kind = _model_class(directory)
         from transformers import PreTrainedTokenizerFast
         from transformers.utils import logging as chatter

@@ -14,6 +14,7 @@ from pathlib import Path
 from sgt_ds.config import RunConfig, check_run_directory, resolve_deepspeed
 from sgt_ds.errors import UserError
 from sgt_ds.launch.command import Target, check_launcher, is_this_host
+from sgt_ds.telemetry import Certificate
 
 STALE_LOCK_SECONDS = 300.0
 
@@ -33,6 +34,12 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
                 _check_port("", target.master_port, "--master-port", "choose another")
     if config.training.compile:
         check_compiler(config_file)
+    telemetry = config.telemetry
+    if telemetry.enabled and telemetry.certificate and telemetry.private_key:
+        Certificate(telemetry.certificate, telemetry.private_key, telemetry.client_ca)
+    for key, path in (("resume", config.resume), ("fork", config.fork)):
+        if isinstance(path, Path) and not path.is_dir():
+            raise UserError(config_file, key, f"{path} is no checkpoint directory; check the path")
     check_build_locks()
 
 
@@ -95,7 +102,6 @@ def _check_port(host: str, port: int, field: str, mend: str) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            raise UserError(
-                field, None, f"port {port} cannot be used ({error.strerror}); {mend}"
-            ) from None
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or "ports end at 65535"
+            raise UserError(field, None, f"port {port} cannot be used ({why}); {mend}") from None

@@ -235,7 +235,7 @@ def _judge(launch: Launch, returncode: int, orphans: int, *, stopping: bool) -> 
     layout, steps = RunLayout(launch.config.run_dir), launch.config.training.steps
     step = max(newest_step(layout), 0)
     if returncode:
-        status = returncode if returncode > 0 else 128 - returncode
+        status = BAD_INPUT if returncode == BAD_INPUT else 1
         cause = f"status {returncode}" if returncode > 0 else f"signal {-returncode}"
         return status, f"the run failed with {cause}; last checkpoint: step {step}"
     if orphans:

@@ -4,6 +4,16 @@ from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.metrics import METRICS, Metric
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.server import Certificate
 from sgt_ds.telemetry.targets import TargetGroup, targets
 
-__all__ = ["METRICS", "Exporter", "Metric", "StepRecord", "TargetGroup", "peak_flops", "targets"]
+__all__ = [
+    "METRICS",
+    "Certificate",
+    "Exporter",
+    "Metric",
+    "StepRecord",
+    "TargetGroup",
+    "peak_flops",
+    "targets",
+]

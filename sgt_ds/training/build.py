@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from sgt_ds import __version__
-from sgt_ds.config import GrowthConfig, RunConfig, RunLayout, config_hash, prepare_run_directory
+from sgt_ds.config import RunConfig, RunLayout, config_hash, prepare_run_directory
 from sgt_ds.data import Loader, check_data, open_token_set, validation_batches
-from sgt_ds.flops import FlopsCounter, Plan, plan
+from sgt_ds.flops import FlopsCounter, earliest_outcome
 from sgt_ds.growth import (
     GrowthController,
     Journal,
@@ -41,7 +41,7 @@ def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) ->
     check_data(config.data, config.model)
     with ExitStack() as held:
         ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
-        ranks.on_main(lambda: prepare_run_directory(config))
+        ranks.on_main(lambda: prepare_run_directory(config, resuming=resuming))
         set_up_logging(config.run_dir, ranks.rank)
         trainer = build_trainer(config, ranks, config_file)
         try:
@@ -92,6 +92,14 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         device=ranks.device,
     )
     tokenizer = loader.token_sets[0].tokenizer_file
+    planned = earliest_outcome(
+        config.model,
+        config.method,
+        settled,
+        sequence_length=data.sequence_length,
+        global_batch_size=training.global_batch_size,
+        steps=training.steps,
+    )
     return Trainer(
         config,
         ranks=ranks,
@@ -105,7 +113,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         requests=Requests(layout),
         validation=_validation(config, ranks, engine),
         peak_flops=_peak_flops(ranks.device),
-        planned_overhead=_planned(config, settled).outcome.overhead_at,
+        planned_overhead=planned.overhead_at,
     )
 
 
@@ -120,18 +128,6 @@ def _say_what_data_imply(config: RunConfig, loader: Loader, ranks: Ranks) -> Non
             last,
             config.training.steps,
         )
-
-
-def _planned(config: RunConfig, growth: GrowthConfig) -> Plan:
-    """The plan of the earliest possible growth: what the overhead is held against."""
-    return plan(
-        config.model,
-        config.method,
-        growth,
-        sequence_length=config.data.sequence_length,
-        global_batch_size=config.training.global_batch_size,
-        steps=config.training.steps,
-    )
 
 
 def _validation(config: RunConfig, ranks: Ranks, engine: Any) -> ValidationLoss | None:

@@ -72,7 +72,7 @@ class Ranks:
                 box[1] = (error.file, error.field, error.mend)
         dist.broadcast_object_list(box, src=0, group=self.host_group)
         if box[1] is not None:
-            raise UserError(*box[1])
+            raise UserError(*box[1], everywhere=True)
         answer: Answer = box[0]
         return answer
 

@@ -99,12 +99,18 @@ class Trainer:
 
         Raises: Diverged, StateMismatch.
         """
+        self._saved_step = self.clock.step  # what was loaded needs no second save
         now = time.perf_counter()
         self._started_at, self._last_logged = (now, self.clock.step), (now, self.clock.tokens)
         end: Literal["completed", "stopped", "failed"] = "failed"
         try:
-            # A request from before the start holds for the very first window as well.
-            self._heed(*self.ranks.any(self.requests.freeze()))
+            # A request from before the start holds for the very first update as well.
+            freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
+            self._heed(freeze)
+            if stop:
+                self._stop()
+                end = "stopped"
+                return
             while self.clock.step < self.config.training.steps:
                 if self.loader.is_exhausted:
                     self._end_with_the_data()
