@@ -115,7 +115,7 @@ def start(corpus: Path, root: Path, workers: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("workers", [3])
+@pytest.mark.parametrize("workers", [2, 7])
 def test_bytes_do_not_depend_on_the_number_of_workers(
     corpus: Path, reference: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -364,14 +364,20 @@ def test_bos_eos_and_sentencepiece(corpus: Path, tmp_path: Path) -> None:
     ("more", "words"),
     [
         (["--holdout", "0.5"], "--holdout-out"),
-        (["--holdout", "1.5", "--holdout-out", "x"], "out of range"),
+        (["--holdout", "1.5", "--holdout-out", "x"], "'1.5' is not a number from 0 to 1"),
+        (["--out", "/proc/version"], "is not empty"),
+        (["--out", "/proc/none"], "cannot be written"),
         (["--bos"], "has no BOS"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(
     corpus: Path, tmp_path: Path, capsys: Any, more: Sequence[str], words: str
 ) -> None:
-    assert prepare(corpus, tmp_path / "out", *more) == 2
+    try:
+        status: object = prepare(corpus, tmp_path / "out", *more)
+    except SystemExit as end:  # argparse's own
+        status = end.code
+    assert status == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert words in line

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sgt_ds.data.file_work import WORK, FileRecord, Job, Task, Worker
+from sgt_ds.data.file_work import WORK, FileHandler, FileRecord, Job, Task, Worker
 from sgt_ds.data.inputs import HashingReader, expand_inputs
 from sgt_ds.data.pool import Handler, run_processes
 from sgt_ds.data.readers import MAX_DOCUMENT_BYTES, Document, read_documents
@@ -76,21 +77,26 @@ class _Span:
 
 
 class _Timed:
-    """A worker that also tells when it worked. Pickles."""
+    """A handler that also tells when it worked."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+
+    def __call__(self, task: Task) -> Iterator[Any]:
+        # CLOCK_MONOTONIC is one for all processes of a machine.
+        begin, cpu = time.monotonic(), time.process_time()
+        yield from self.handler(task)
+        yield _Span(begin, time.monotonic(), time.process_time() - cpu)
+
+
+class _TimedWorker:
+    """The factory of such handlers. Pickles."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
     def __call__(self) -> Handler:
-        handler = self.worker()
-
-        def timed(task: Task) -> Iterator[Any]:
-            # CLOCK_MONOTONIC is one for all processes of a machine.
-            begin, cpu = time.monotonic(), time.process_time()
-            yield from handler(task)
-            yield _Span(begin, time.monotonic(), time.process_time() - cpu)
-
-        return timed
+        return _Timed(self.worker())
 
 
 def bench_prepare(
@@ -115,9 +121,10 @@ def bench_prepare(
         root = Path(directory)
         count = workers * max(2, round(size / FILE_TEXT_BYTES / workers))
         tasks = _write_files(root / "in", texts, count)
-        worker = _Timed(Worker(_job(root / "one", tokenizer)))
-        others = _Timed(Worker(_job(root / "many", tokenizer)))
-        prepare = worker()
+        # One tokenizer for all cases: each would otherwise find the caches full of another's tables.
+        prepare = _Timed(FileHandler(_job(root / "one", tokenizer), tokenizer))
+        others = _TimedWorker(Worker(_job(root / "many", tokenizer)))
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
         cases: dict[str, Callable[[Task], Cost]] = {
             name: lambda task, encode=encode: _cost(encode, texts[task.number :: count])  # type: ignore[misc]
             for name, encode in tokenizer.bare_encoders().items()

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-import numpy as np
 import xxhash
 from pydantic import BaseModel, ConfigDict
 
@@ -153,8 +152,6 @@ class FileHandler:
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self.job, self.tokenizer = job, tokenizer
-        self._before: Ids = np.array([tokenizer.bos_id] if job.bos else [], dtype=np.uint32)
-        self._after: Ids = np.array([tokenizer.eos_id], dtype=np.uint32)
 
     def __call__(self, task: Task) -> Iterator[Tally | FileRecord]:
         """Raises: UserError at the first fault under `on_error: stop`, or where writing fails."""
@@ -232,12 +229,12 @@ class FileHandler:
 
     def _write(self, batch: list[Document], train: _Series, holdout: _Series) -> int:
         tokens = 0
-        encoded = self.tokenizer.encode_batch([document.text for document in batch])
+        texts = [document.text for document in batch]
+        encoded = self.tokenizer.encode_batch(texts, bos=self.job.bos, eos=True)
         for document, ids in zip(batch, encoded, strict=True):
-            whole = np.concatenate([self._before, ids, self._after])
             series = holdout if is_held_out(document.content, self.job.holdout) else train
-            series.add(whole, len(document.text))
-            tokens += len(whole)
+            series.add(ids, len(document.text))
+            tokens += len(ids)
         return tokens
 
 
@@ -301,7 +298,7 @@ class _Series:
         self._tokenizer = tokenizer
         self._context: AbstractContextManager[ShardWriter] | None = None
         self._writer: ShardWriter | None = None
-        self._path = directory
+        self._path, self._characters = directory, 0
         self.record = PartRecord(shards=[])
 
     def add(self, tokens: Ids, characters: int) -> None:
@@ -317,14 +314,16 @@ class _Series:
             )
             self._writer = self._context.__enter__()
         self._writer.add(tokens)
-        self.record.documents += 1
-        self.record.tokens += len(tokens)
-        self.record.characters += characters
+        self._characters += characters
 
     def _finish(self) -> None:
         if self._writer is None or self._context is None:
             return
         tokens, documents = self._writer.tokens, self._writer.documents
+        self.record.documents += documents
+        self.record.tokens += tokens
+        self.record.characters += self._characters
+        self._characters = 0
         context, self._context, self._writer = self._context, None, None
         context.__exit__(None, None, None)
         # Read back: the checksum is of what lies there.

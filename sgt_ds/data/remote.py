@@ -88,7 +88,7 @@ class RemoteStream:
         self._filesystem, self._path = _filesystem(location)
         self._stream: IO[bytes] | None = None
         self._position = 0
-        self._ranges = True
+        self._ranges, self._broke = True, False
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end."""
@@ -113,14 +113,14 @@ class RemoteStream:
                 raise OSError(f"ended after {self._position} of {self.state[0]} bytes")
             return content
         except Exception as error:
-            self._stream = None  # closing what is broken may fail too
+            self._stream, self._broke = None, True  # closing what is broken may fail too
             if self._ranges and "range requests" in str(error):  # fsspec's word for such servers
                 self._ranges = False
                 return self._attempt(size)
             raise
 
     def _opened_at(self, position: int) -> IO[bytes]:
-        if position and (now := remote_state(self.location)) != self.state:
+        if self._broke and (now := remote_state(self.location)) != self.state:
             raise changed_error(self.location, self.state, now)
         # A block size of 0 asks for one long answer in place of a range at a time.
         options = {} if self._ranges else {"block_size": 0}

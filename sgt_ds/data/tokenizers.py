@@ -41,7 +41,7 @@ class _Backend(Protocol):
 
     def special_ids(self) -> tuple[int | None, int | None, int | None]: ...
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
+    def encode_batch(self, texts: Sequence[str]) -> Iterable[list[int]]: ...
 
     def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]: ...
 
@@ -85,13 +85,21 @@ class Tokenizer:
             raise UserError(path, "eos", f"{what}; name one of its tokens with --eos")
         self.eos_id = found
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each text, uint32 (tokens,), on one core, without BOS and EOS."""
-        return self._backend.encode_batch(texts)
+    def encode_batch(
+        self, texts: Sequence[str], *, bos: bool = False, eos: bool = False
+    ) -> list[Ids]:
+        """Ids of each text, uint32 (tokens,), on one core, with BOS and EOS where asked for."""
+        before = [self.bos_id] if bos and self.bos_id is not None else []
+        after = [self.eos_id] if eos else []
+        # By way of `array`: numpy takes twice as long for a list of integers.
+        return [
+            np.array(array("I", before + ids + after), dtype=np.uint32)
+            for ids in self._backend.encode_batch(texts)
+        ]
 
     def encode(self, text: str) -> Ids:
         """Ids of one text, uint32 (tokens,), without BOS and EOS."""
-        return self._backend.encode_batch([text])[0]
+        return self.encode_batch([text])[0]
 
     def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]:
         """The library's own batch encodes, by name, with what they return: what a bench compares."""
@@ -131,10 +139,9 @@ class _HuggingFace:
         )
         return eos, bos, pad
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+    def encode_batch(self, texts: Sequence[str]) -> Iterable[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        # By way of `array`: numpy takes twice as long for a list of integers.
-        return [np.array(array("I", encoding.ids), dtype=np.uint32) for encoding in encodings]
+        return (encoding.ids for encoding in encodings)
 
     def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]:
         tokenizer = self._tokenizer
@@ -185,9 +192,9 @@ class _SentencePiece:
         )
         return eos, bos, pad
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        batch = self._processor.EncodeAsIds(list(texts), num_threads=1)
-        return [np.array(array("I", ids), dtype=np.uint32) for ids in batch]
+    def encode_batch(self, texts: Sequence[str]) -> Iterable[list[int]]:
+        found: list[list[int]] = self._processor.EncodeAsIds(list(texts), num_threads=1)
+        return found
 
     def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]:
         return {"batch encode": lambda texts: self._processor.EncodeAsIds(texts, num_threads=1)}
