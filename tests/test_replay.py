@@ -115,7 +115,7 @@ BAD_USE = {
     "excluded layer that is none": (["--exclude-layers", "9"], "--exclude-layers: layer 9"),
     "average of the past alone": (["--ema", "1"], "--ema: "),
     "unknown method": (["--method", "stg"], "--method: 'stg' is unknown; did you mean 'sgt'"),
-    "no number": (["--interval", "often"], "argument --interval: invalid int value"),
+    "no number": (["--interval", "often"], "argument --interval: 'often' is not a whole number"),
 }
 
 
