@@ -365,7 +365,7 @@ def test_bos_eos_and_sentencepiece(corpus: Path, tmp_path: Path) -> None:
     [
         (["--holdout", "0.5"], "--holdout-out"),
         (["--holdout", "1.5", "--holdout-out", "x"], "'1.5' is not a number from 0 to 1"),
-        (["--out", "/proc/version"], "is not empty"),
+        (["--out", "/proc/version"], "is a file"),
         (["--out", "/proc/none"], "cannot be written"),
         (["--bos"], "has no BOS"),
     ],

@@ -260,7 +260,9 @@ def _check_fresh(directory: Path, out: Path) -> None:
     """A directory of somebody else's files is not written to; one of ours is gone on with."""
     if (out / WORK).is_dir() or not directory.exists():
         return
-    if not directory.is_dir() or any(directory.iterdir()):
+    if not directory.is_dir():
+        raise UserError(directory, None, "is a file; give a directory, which may be new")
+    if any(directory.iterdir()):
         raise UserError(directory, None, "is not empty; give a new directory, or empty it")
 
 

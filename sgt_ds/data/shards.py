@@ -136,9 +136,10 @@ class ShardWriter:
 
     def add(self, tokens: npt.NDArray[Any]) -> None:
         """Append one document, its EOS included. `tokens`: integers (tokens,), below vocab_size."""
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+        negative = tokens.dtype.kind != "u" and len(tokens) and int(tokens.min()) < 0
+        if negative or (len(tokens) and int(tokens.max()) >= self._vocab_size):
             raise ValueError(f"token id outside the vocabulary of {self._vocab_size}")
-        content = tokens.astype(self._dtype, copy=False).tobytes()
+        content = np.ascontiguousarray(tokens, dtype=self._dtype).data
         self._hash.update(content)
         self._stream.write(content)
         self._starts.append(self._starts[-1] + len(tokens))

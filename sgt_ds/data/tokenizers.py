@@ -89,13 +89,15 @@ class Tokenizer:
         self, texts: Sequence[str], *, bos: bool = False, eos: bool = False
     ) -> list[Ids]:
         """Ids of each text, uint32 (tokens,), on one core, with BOS and EOS where asked for."""
-        before = [self.bos_id] if bos and self.bos_id is not None else []
-        after = [self.eos_id] if eos else []
-        # By way of `array`: numpy takes twice as long for a list of integers.
-        return [
-            np.array(array("I", before + ids + after), dtype=np.uint32)
-            for ids in self._backend.encode_batch(texts)
-        ]
+        found = []
+        for ids in self._backend.encode_batch(texts):
+            if eos:
+                ids.append(self.eos_id)
+            if bos and self.bos_id is not None:
+                ids.insert(0, self.bos_id)
+            # By way of `array`: numpy takes twice as long for a list of integers.
+            found.append(np.array(array("I", ids), dtype=np.uint32))
+        return found
 
     def encode(self, text: str) -> Ids:
         """Ids of one text, uint32 (tokens,), without BOS and EOS."""
