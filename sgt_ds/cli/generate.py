@@ -25,7 +25,7 @@ def register(commands: Subparsers[Parser]) -> None:
     given.add_argument(
         "--prompts", metavar="FILE", type=Path, help="one prompt a line; - for stdin"
     )
-    parser.add_argument("--max-new-tokens", type=whole_number(1, 10**6), default=64, metavar="N")
+    parser.add_argument("--max-new-tokens", type=whole_number(0, 10**6), default=64, metavar="N")
     parser.add_argument(
         "--temperature",
         type=real_number(0, 100),
