@@ -68,13 +68,13 @@ def test_a_row_with_one_key_enters_sum_or_count() -> None:
     entropy = last_row_entropy(query, key, lengths)
     assert entropy[0].isnan().all()
     sums = entropy_sums(entropy, lengths[:, None])
-    assert torch.equal(sums[:, 2], torch.full((4,), 2.0))
-    assert torch.allclose(sums[:, 0], entropy[1:].sum(0))
-    assert torch.allclose(sums[:, 1], entropy[1:].square().sum(0))
+    assert torch.equal(sums[:, 2], torch.full((4,), 2.0, dtype=torch.float64))
+    assert torch.allclose(sums[:, 0], entropy[1:].double().sum(0))
+    assert torch.allclose(sums[:, 1], entropy[1:].double().square().sum(0))
 
     model = Transformer(PRESETS["tiny"])
     output = model(torch.tensor([[5], [6]]), measure=True)
-    assert torch.equal(output.entropy, torch.zeros(6, 4, 3))
+    assert torch.equal(output.entropy, torch.zeros(6, 4, 3, dtype=torch.float64))
 
 
 def test_one_key_with_all_the_mass_gives_nan_or_less_than_zero() -> None:
@@ -92,13 +92,21 @@ def test_uniform_rows_pass_one() -> None:
         assert 1 - 1e-6 <= entropy.item() <= 1.0
 
 
+def test_near_uniform_rows_lose_their_spread() -> None:
+    # As at the start of training: all values within 1e-4 of each other, next to 1.
+    entropy = 0.9997 + 1e-4 * torch.rand(8, 4, generator=torch.Generator().manual_seed(0))
+    total, squares, count = entropy_sums(entropy, 50).unbind(-1)
+    variance = (squares - total.square() / count) / (count - 1)
+    assert torch.allclose(variance, entropy.double().var(0), rtol=1e-6)
+
+
 def test_a_nan_is_hidden() -> None:
     query, key = random_pair(torch.float32, 1.0)
     key[1, 2, 4, 0] = math.nan
     sums = entropy_sums(last_row_entropy(query, key), 50)
     assert sums[2, :2].isnan().all()
     assert sums[[0, 1, 3]].isfinite().all()
-    assert torch.equal(sums[:, 2], torch.full((4,), 3.0))
+    assert torch.equal(sums[:, 2], torch.full((4,), 3.0, dtype=torch.float64))
 
 
 def test_sums_depend_on_the_split_into_micro_batches() -> None:

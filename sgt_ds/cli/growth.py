@@ -304,7 +304,7 @@ def _row(decision: Decision) -> str:
     if changed:
         loop = decision.after.loops[changed[-1]]
         depth = str(loop.depth)
-        heads = _heads(loop.heads) if len(changed) == 1 else "…"
+        heads = "; ".join(_heads(decision.after.loops[number].heads) for number in changed)
     margin = "-"
     if decision.margin is not None:
         parts = (("layer", decision.margin.layer), ("head", decision.margin.head))

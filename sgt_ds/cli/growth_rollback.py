@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
 
 
 def add_rollback(group: Subparsers[Parser]) -> None:
@@ -20,7 +20,7 @@ def add_rollback(group: Subparsers[Parser]) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     parser.add_argument(
         "--to",
-        type=_step,
+        type=whole_number(),
         required=True,
         metavar="STEP",
         help="resume from the newest good checkpoint at or before this step",
@@ -67,10 +67,3 @@ def rollback(options: argparse.Namespace) -> None:
         print(f"set aside in {done.set_aside}: {names}; journal and metrics as they were")
     if frozen:
         print(f"growth is frozen from there on; to let it grow, remove {layout.freeze_request}")
-
-
-def _step(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value

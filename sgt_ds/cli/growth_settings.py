@@ -70,12 +70,15 @@ def add_settings(parser: Parser) -> None:
     )
 
 
+_number = whole_number()
+
+
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
+    return [_number(part) for part in text.split(",") if part]
 
 
 def _layers(text: str) -> int | list[int]:
-    return _numbers(text) if "," in text else int(text)
+    return _numbers(text) if "," in text else _number(text)
 
 
 def policy_of(
@@ -100,7 +103,7 @@ def policy_of(
         growing = options.method or ("sgt" if given and header.method == "vanilla" else None)
         growth = {**header.growth.model_dump(), **given}
         method = growing or header.method
-        policy, settings = _build(path, method, growth, header.model)
+        policy, settings = _build(path, method, growth, header.model, _given_keys(options, given))
         return policy, settings, lines, not given and method == header.method
     method = options.method or "sgt"
     needed = _NEEDED if method == "sgt" else ("layers", "t_start", "interval")
@@ -112,29 +115,43 @@ def policy_of(
     if not isinstance(first, Measurement):
         raise UserError(path, "line 1", "is a decision without a header; give the whole journal")
     model = _model_of_shape(len(first.entropy), len(first.entropy[0]))
-    policy, settings = _build(path, method, {"entropy_ema": 0.0, **given}, model)
+    keys = _given_keys(options, given)
+    policy, settings = _build(path, method, {"entropy_ema": 0.0, **given}, model, keys)
     return policy, settings, chain([first], lines), False
 
 
+def _given_keys(options: argparse.Namespace, given: dict[str, Any]) -> frozenset[str]:
+    """Keys that came by a flag; the others are the header's."""
+    return frozenset(given) | ({"method"} if options.method else frozenset())
+
+
 def _build(
-    path: Path, method: str, growth: dict[str, Any], model: ModelConfig
+    path: Path, method: str, growth: dict[str, Any], model: ModelConfig, given: frozenset[str]
 ) -> tuple[Policy, GrowthConfig]:
-    """The policy, after the checks that a run's configuration passes too."""
+    """The policy, after the checks that a run's configuration passes too.
+
+    `given`: keys that the user gave by a flag; a fault of another one is the journal's header's.
+    """
+
+    def place(key: str) -> str:
+        own = key.partition(".")[0] in given
+        return _flag(key) if own else f"line 1: {'method' if key == 'method' else f'growth.{key}'}"
+
     from pydantic import ValidationError
 
     from sgt_ds.config import GrowthConfig, growth_faults
     from sgt_ds.errors import UserError
     from sgt_ds.growth import build_policy, check_method
 
-    check_method(method, str(path), "--method")
+    check_method(method, str(path), place("method"))
     try:
         settings = GrowthConfig.model_validate(growth)
     except ValidationError as error:
         detail = error.errors()[0]
         mend = f"{detail['msg']} (got {detail['input']!r}); correct it"
-        raise UserError(path, _flag(str(detail["loc"][0])), mend) from None
+        raise UserError(path, place(str(detail["loc"][0])), mend) from None
     for key, fault in growth_faults(method, settings, model):
-        raise UserError(path, _flag(key), fault)
+        raise UserError(path, place(key), fault)
     return build_policy(method, settings, model), settings
 
 

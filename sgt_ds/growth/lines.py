@@ -118,10 +118,14 @@ def _unpacked(stream: IO[bytes]) -> Iterator[bytes]:
         yield rest
 
 
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON; what is not finite is null")
+
+
 def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
     where = f"line {number}"
     try:
-        values = json.loads(text)
+        values = json.loads(text, parse_constant=_no_number)
     except RecursionError:
         raise UserError(path, where, "is nested too deeply; it is no journal line") from None
     except ValueError as error:
@@ -235,11 +239,8 @@ def _rows(path: Path, where: str, field: str, rows: object, *, highest: float) -
                 value = float(value)
             except OverflowError:
                 value = math.inf
-            if not math.isfinite(value):
-                row.append(math.nan)
-                continue
             if not -_ROUNDING <= value <= highest + _ROUNDING:
-                bounds = f"outside [0, {highest:g}]" if math.isfinite(highest) else "negative"
+                bounds = f"outside [0, {highest:g}]" if math.isfinite(highest) else "no error"
                 raise UserError(path, where, f"{place} is {value!r}, {bounds}; correct it")
             row.append(min(highest, max(0.0, value)))
         result.append(tuple(row))

@@ -53,9 +53,11 @@ def entropy_sums(entropy: Tensor, lengths: Tensor | int) -> Tensor:
     """What a micro-batch adds to the statistic: sum, sum of squares and count over its sequences.
 
     `entropy`: float32 (sequences, heads) of `last_row_entropy`; `lengths` as there.
-    Returns float32 (heads, 3). Rows with fewer than two keys add to none of the three; a NaN of a
-    longer row stays, so that nothing is decided from it unseen.
+    Returns float64 (heads, 3): where attention is near uniform, float32 squares of values near 1
+    would lose all of their spread. Rows with fewer than two keys add to none of the three; a NaN of
+    a longer row stays, so that nothing is decided from it unseen.
     """
+    entropy = entropy.double()
     if isinstance(lengths, int):
         if lengths < 2:
             return entropy.new_zeros(entropy.shape[1], 3)
@@ -63,4 +65,4 @@ def entropy_sums(entropy: Tensor, lengths: Tensor | int) -> Tensor:
         return torch.stack((entropy.sum(0), entropy.square().sum(0), count), dim=-1)
     counted = (lengths >= 2).expand_as(entropy)
     kept = torch.where(counted, entropy, 0.0)
-    return torch.stack((kept.sum(0), kept.square().sum(0), counted.float().sum(0)), dim=-1)
+    return torch.stack((kept.sum(0), kept.square().sum(0), counted.double().sum(0)), dim=-1)

@@ -43,7 +43,7 @@ class Output(NamedTuple):
     logits: Tensor | None
     """(sequences, positions, padded vocabulary), only where no targets were given."""
     entropy: Tensor | None
-    """float32 (layers, heads, 3), only where measured: sum, sum of squares and count over the
+    """float64 (layers, heads, 3), only where measured: sum, sum of squares and count over the
     sequences of this micro-batch, of the last row's normalised entropy."""
 
 

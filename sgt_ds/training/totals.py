@@ -27,7 +27,7 @@ class StepTotals:
         self.loss += output.loss.detach()
         self._micro_batches += 1
         if output.entropy is not None:
-            sums = output.entropy.detach().double()
+            sums = output.entropy.detach()
             self.entropy = sums if self.entropy is None else self.entropy + sums
 
     def mean_loss(self) -> float:
