@@ -215,6 +215,8 @@ BAD = {
     "step of a float": ([line(step=1.5)], "line 1: step 1.5"),
     "above 1": ([line(entropy=[[0.1, 1.5]])], "line 1: entropy of layer 0, head 1 is 1.5"),
     "below 0": ([line(entropy=[[0.1], [-0.5]])], "line 1: entropy of layer 1, head 0 is -0.5"),
+    "NaN": (['{"step": 1, "entropy": [[NaN, 0.5]]}'], "line 1: is not JSON (NaN is no JSON"),
+    "overflow": (['{"step": 1, "entropy": [[1e400, 0.5]]}'], "line 1: entropy of layer 0, head 0"),
     "text": ([line(entropy=[["high"]])], "line 1: entropy of layer 0, head 0 is 'high'"),
     "ragged": ([line(entropy=[[0.1], [0.1, 0.2]])], "line 1: entropy must have the same number"),
     "flat": ([line(entropy=[0.1, 0.2])], "line 1: entropy must be a list of layers"),
