@@ -91,8 +91,8 @@ def supervise(
     """Train until the run is complete, was asked to stop, or failed too often. Returns its status.
 
     `prepare`: called before every start, so that a changed hostfile counts. `max_restarts`: starts
-    after a fault without a new checkpoint in between. Status: 0 complete or stopped as asked, 128 + signal where that had to be forced, else
-    the failed run's own. Raises: UserError before the first start.
+    after a fault without a new checkpoint in between. Status: 0 complete or stopped as asked,
+    128 + signal where that had to be forced, 2 for bad input, 1 for a failed run. Raises: UserError before the first start.
     """
     launch = prepare(())
     run_dir = launch.config.run_dir
@@ -241,7 +241,8 @@ def _judge(launch: Launch, returncode: int, orphans: int, *, stopping: bool) -> 
     if orphans:
         return 1, f"the launcher ended before its ranks; last checkpoint: step {step}"
     if stopping:
-        return 0, f"stopped as asked; saved at step {step} of {steps}"
+        saved = f"saved at step {step} of {steps}" if step else "no update was saved"
+        return 0, f"stopped as asked; {saved}"
     if step < steps:
         # DeepSpeed's launcher returns 0 where a part of it was killed.
         return 1, f"the run ended at step {step} of {steps} without being asked to"
