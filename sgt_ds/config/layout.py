@@ -43,6 +43,11 @@ class RunLayout:
         return self.run_dir / "logs"
 
     @property
+    def starts(self) -> Path:
+        """One line for each start of the run: when, where, with what software. JSON Lines."""
+        return self.logs / "starts.jsonl"
+
+    @property
     def exporter_counters(self) -> Path:
         """Where the exported counters stand as scrapers last saw them."""
         return self.run_dir / "control" / "counters.json"

@@ -23,6 +23,7 @@ from sgt_ds.growth import (
 from sgt_ds.model import Transformer
 from sgt_ds.telemetry import Exporter, peak_flops
 from sgt_ds.training.engine import Ranks, build_engine
+from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.faults import Requests
 from sgt_ds.training.resume import RunCheckpoints, restore
 from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
@@ -45,7 +46,10 @@ def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) ->
         set_up_logging(config.run_dir, ranks.rank)
         trainer = build_trainer(config, ranks, config_file)
         try:
+            reached = reached_step(RunLayout(config.run_dir).metrics)
             restore(trainer, config, ranks, resuming=resuming)
+            if ranks.is_main:
+                note_start(config, ranks, trainer.clock.step, reached)
             trainer.train()
         finally:
             trainer.close()

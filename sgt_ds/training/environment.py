@@ -1,0 +1,97 @@
+"""What each start of a run found: when, where, with what software. One line a process start.
+
+Knows the process and its libraries; no training, no report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sgt_ds import __version__
+from sgt_ds.config import RunConfig, RunLayout
+from sgt_ds.training.engine import Ranks
+
+# What decides the numbers; a report tells them.
+LIBRARIES = ("deepspeed", "numpy", "transformers")
+
+
+def reached_step(metrics: Path) -> int | None:
+    """The newest step in metrics.jsonl before a resume cuts it back; None where there is none.
+
+    The last line may be torn; any earlier one counts.
+    """
+    try:
+        with metrics.open("rb") as stream:
+            stream.seek(-min(metrics.stat().st_size, 1 << 16), os.SEEK_END)
+            lines = stream.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def note_start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> None:
+    """Append this start to the run's record.
+
+    `step`: where it goes on; `reached`: how far the run had come. A record that cannot be written
+    stops no training: it is for people who read of the run later.
+    """
+    line = json.dumps(_start(config, ranks, step, reached)) + "\n"
+    try:
+        with RunLayout(config.run_dir).starts.open("a", encoding="utf-8") as stream:
+            stream.write(line)
+    except OSError:
+        return
+
+
+def _start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> dict[str, Any]:
+    on_gpu = ranks.device.type == "cuda"
+    return {
+        "time": round(time.time(), 3),
+        "step": step,
+        "reached": reached,
+        "world_size": ranks.world_size,
+        "micro_batch_size": config.training.micro_batch_size,
+        "host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(ranks.device) if on_gpu else _processor(),
+        "deepspeed_config": str(config.deepspeed),
+        "software": {
+            "sgt-ds": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **({"cuda": torch.version.cuda} if on_gpu else {}),
+            **{name: found for name in LIBRARIES if (found := _version(name))},
+            "system": platform.platform(),
+        },
+    }
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """The processor's name as Linux tells it, with the threads that torch may use."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        names = [line.partition(":")[2] for line in text.splitlines() if "model name" in line]
+    except OSError:
+        names = []
+    name = names[0].strip() if names else platform.machine()
+    return f"{name} (CPU, {torch.get_num_threads()} threads a rank)"
