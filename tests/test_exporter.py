@@ -23,21 +23,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from sgt_ds.config import PRESETS, ModelConfig, TelemetryConfig
 from sgt_ds.errors import UserError
 from sgt_ds.growth import Loop, State
-from sgt_ds.telemetry import METRICS, Exporter, StepRecord, peak_flops
+from sgt_ds.launch import free_ports
+from sgt_ds.telemetry import METRICS, DeviceMemory, Exporter, StepRecord, peak_flops
 from sgt_ds.telemetry.exporter import RENDERING_LASTS_SECONDS
-from sgt_ds.telemetry.metrics import STALL_REASONS
+from sgt_ds.telemetry.hardware import Hardware, HardwareSampler
+from sgt_ds.telemetry.metric import INFO_LABELS, STALL_REASONS
 from sgt_ds.telemetry.reference import full_snapshot, reference, series_of
 
 TINY = PRESETS["tiny"]
-INFO = {"run": "r", "method": "sgt", "preset": "tiny", "version": "0", "config_hash": "ab"}
+INFO = dict.fromkeys(INFO_LABELS, "x") | {"run": "r", "method": "sgt"}
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 Start = Callable[..., Exporter]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 MARGINS = ("sgt_growth_margin_standard_errors", "sgt_growth_within_noise")
@@ -56,7 +52,7 @@ def start() -> Iterator[Start]:
             "model": TINY,
             **changes,
         }
-        exporter = Exporter(config or TelemetryConfig(port=free_port()), **settings)
+        exporter = Exporter(config or TelemetryConfig(port=free_ports()), **settings)
         exporter.start()
         started.append(exporter)
         return exporter
@@ -115,8 +111,20 @@ def record(step: int, **changes: Any) -> StepRecord:
     return StepRecord(**values)
 
 
+class GpuHost(HardwareSampler):
+    """A sampler of a machine with a GPU, which the machine of the tests need not have."""
+
+    def sample(self) -> Hardware:
+        return Hardware(1, 2, 3, 4, 5, 6, 0.5, 300.0, 7.0)
+
+
 def test_every_metric_of_the_table_is_served_and_no_other(start: Start) -> None:
-    exporter = start(run_steps=100)
+    exporter = start(run_steps=100, hardware=GpuHost(None, None))
+    exporter.publish_rank(
+        part_seconds={"forward": 1.0},
+        collective_seconds=0.1,
+        device_memory=DeviceMemory(allocated=1, reserved=2, peak=3, size=4),
+    )
     everything = {"mfu_ratio": 0.4, "planned_overhead_ratio": 0.1, "source_tokens": {"a": 1}}
     exporter.publish(record(5, loops=looping(4), **everything))
     exporter.publish_decision("activate", margin={"layer": 1.0, "head": 3.0}, within_noise=True)
@@ -293,13 +301,13 @@ def test_a_port_in_use_is_one_clear_error(start: Start) -> None:
             start(TelemetryConfig(port=port - 1), local_rank=1)
         assert caught.value.field == "telemetry.port"
     with pytest.raises(UserError, match=r"telemetry\.host"):
-        start(TelemetryConfig(host="192.0.2.1", port=free_port()))
+        start(TelemetryConfig(host="192.0.2.1", port=free_ports()))
     with pytest.raises(UserError, match="exceeds 65535"):
         start(TelemetryConfig(port=65535), local_rank=1)
 
 
 def test_close_releases_the_port(start: Start) -> None:
-    config = TelemetryConfig(port=free_port())
+    config = TelemetryConfig(port=free_ports())
     for _ in range(2):
         exporter = start(config)
         scrape(exporter)
@@ -372,7 +380,7 @@ def test_publishing_costs_no_more_than_a_thousandth_of_a_short_step(start: Start
 
 def test_an_ipv6_address_can_be_served(start: Start) -> None:
     try:
-        exporter = start(TelemetryConfig(host="::1", port=free_port()))
+        exporter = start(TelemetryConfig(host="::1", port=free_ports()))
     except UserError:
         pytest.skip("no IPv6 on this machine")
     with urllib.request.urlopen(f"http://[::1]:{exporter.port}/health", timeout=5) as answer:
@@ -468,7 +476,7 @@ def test_tls_serves_only_clients_that_the_ca_signed(start: Start, authority: Pat
     own = shutil.copy(authority / "server.pem", authority / "current.pem")
     key = shutil.copy(authority / "server-key.pem", authority / "current-key.pem")
     config = TelemetryConfig(
-        port=free_port(), certificate=own, private_key=key, client_ca=authority / "ca.pem"
+        port=free_ports(), certificate=own, private_key=key, client_ca=authority / "ca.pem"
     )
     exporter = start(config)
     # One that connects and never shakes hands must not keep the others out.
@@ -490,7 +498,7 @@ def test_a_certificate_that_does_not_load_is_one_clear_error(
 ) -> None:
     wrong_key = authority / "client-key.pem"
     config = TelemetryConfig(
-        port=free_port(), certificate=authority / "server.pem", private_key=wrong_key
+        port=free_ports(), certificate=authority / "server.pem", private_key=wrong_key
     )
     with pytest.raises(UserError, match=r"telemetry\.certificate"):
         start(config)
@@ -510,10 +518,11 @@ def test_the_stated_cardinality_is_that_of_a_real_scrape(start: Start) -> None:
     model = ModelConfig(
         hidden_size=1024, intermediate_size=8, num_layers=16, num_heads=16, vocab_size=8
     )
-    for model_wide in (True, False):
+    for model_wide, host_wide in ((True, True), (False, True), (False, False)):
         exporter = start(model=model, model_wide=model_wide)
-        exporter._snapshot = full_snapshot(16, 16, model_wide=model_wide)
-        assert len(series(scrape(exporter))) == series_of(model_wide=model_wide)
+        exporter._snapshot = full_snapshot(16, 16, model_wide=model_wide, host_wide=host_wide)
+        counted = series_of(model_wide=model_wide, host_wide=host_wide)
+        assert len(series(scrape(exporter))) == counted
 
 
 def test_the_peak_of_a_gpu_is_known_by_torchs_name_for_it() -> None:

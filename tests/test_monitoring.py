@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,8 +20,18 @@ import yaml
 
 from sgt_ds.config import PRESETS, TelemetryConfig
 from sgt_ds.growth import Loop, State
-from sgt_ds.telemetry import METRICS, Exporter, StepRecord, targets
+from sgt_ds.launch import free_ports
+from sgt_ds.telemetry import (
+    METRICS,
+    STEP_PARTS,
+    DeviceMemory,
+    Exporter,
+    HardwareSampler,
+    StepRecord,
+    targets,
+)
 from sgt_ds.telemetry.dashboards import DASHBOARDS, write_dashboards
+from sgt_ds.telemetry.hardware import Hardware
 from sgt_ds.telemetry.metrics import BY_NAME
 
 ROOT = Path(__file__).parent.parent
@@ -35,21 +44,6 @@ def service(name: str) -> str:
     if path is None:
         pytest.skip(f"{name} is missing; run tests/install_services.sh")
     return path
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that were free just now."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = int(probe.getsockname()[1])
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError):
-            continue
-        return first
 
 
 def record(step: int) -> StepRecord:
@@ -78,6 +72,13 @@ def record(step: int) -> StepRecord:
     )
 
 
+class GpuHost(HardwareSampler):
+    """A sampler of a machine with GPUs, which the machine of the tests need not have."""
+
+    def sample(self) -> Hardware:
+        return Hardware(2**36, 2**37, 10**9, 10**9, 2**40, 2**41, 0.9, 500.0, 10**6)
+
+
 class Run:
     """Two exporters, as of a run of two ranks, and the means to crash it."""
 
@@ -97,6 +98,7 @@ class Run:
                 model=MODEL,
                 run_steps=1000,
                 counters_file=self._counters_file,
+                hardware=GpuHost(None, None),
             )
             exporter.start()
             self.exporters.append(exporter)
@@ -107,6 +109,11 @@ class Run:
             exporter.publish(record(self.step))
             margin = {"layer": 3.0, "head": 2.5}
             exporter.publish_decision("activate", margin=margin, within_noise=False)
+            exporter.publish_rank(
+                part_seconds=dict.fromkeys(STEP_PARTS, 0.02 * self.step),
+                collective_seconds=0.001 * self.step,
+                device_memory=DeviceMemory(2**34, 2**35, 2**35, 2**37),
+            )
         self.exporters[0].publish_checkpoint(1.0)
         self.exporters[0].publish_validation(3.1)
 

@@ -1,16 +1,22 @@
 """What operators see of a run: metric definitions, the exporters, scrape targets."""
 
 from sgt_ds.telemetry.exporter import Exporter
-from sgt_ds.telemetry.metrics import METRICS, Metric
+from sgt_ds.telemetry.hardware import HardwareSampler
+from sgt_ds.telemetry.metric import STEP_PARTS, Metric
+from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.server import Certificate
+from sgt_ds.telemetry.snapshot import DeviceMemory
 from sgt_ds.telemetry.targets import TargetGroup, targets
 
 __all__ = [
     "METRICS",
+    "STEP_PARTS",
     "Certificate",
+    "DeviceMemory",
     "Exporter",
+    "HardwareSampler",
     "Metric",
     "StepRecord",
     "TargetGroup",

@@ -21,10 +21,18 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from sgt_ds.files import write_text_atomically
-from sgt_ds.telemetry.metrics import INFO_LABELS, MARGIN_KINDS, RULES, STALL_REASONS
+from sgt_ds.telemetry.hardware import HardwareSampler
+from sgt_ds.telemetry.metric import INFO_LABELS, MARGIN_KINDS, RULES, STALL_REASONS
 from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.server import Endpoint, MetricsServer
-from sgt_ds.telemetry.snapshot import Counters, Snapshot, counters_of, families, highest
+from sgt_ds.telemetry.snapshot import (
+    Counters,
+    DeviceMemory,
+    Snapshot,
+    counters_of,
+    families,
+    highest,
+)
 
 log = logging.getLogger("sgt_ds")
 
@@ -57,6 +65,7 @@ class Exporter(Collector):
         model: ModelShape,
         run_steps: int | None = None,
         counters_file: Path | None = None,
+        hardware: HardwareSampler | None = None,
     ) -> None:
         """Nothing listens before `start`.
 
@@ -65,6 +74,7 @@ class Exporter(Collector):
         `run_steps`: updates that the run is configured to apply.
         `counters_file`: where the model-wide counters stand as scrapers last saw them, so that a
         run that crashed and resumed at an older checkpoint does not serve lower ones.
+        `hardware`: what the machine says of itself; started and closed with the exporter.
         """
         unknown = info.keys() - set(INFO_LABELS)
         if unknown:
@@ -74,12 +84,14 @@ class Exporter(Collector):
         self._snapshot = Snapshot(
             rank=rank,
             model_wide=model_wide,
+            host_wide=local_rank == 0,
             num_layers=model.num_layers,
             num_heads=model.num_heads,
             info=dict(info),
             step_timestamp=time.time(),
             run_steps=run_steps,
         )
+        self._hardware = hardware
         self._floors: Counters = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -99,6 +111,8 @@ class Exporter(Collector):
         if self._counters_file is not None:
             self._floors = highest(self._floors, _read_counters(self._counters_file))
         self._server = MetricsServer(self._endpoint, self._local_rank, self._render)
+        if self._hardware is not None:
+            self._hardware.start()
 
     @property
     def port(self) -> int:
@@ -118,6 +132,8 @@ class Exporter(Collector):
             self._end_seen.wait(wait_seconds)
         self._server.close()
         self._server = None
+        if self._hardware is not None:
+            self._hardware.close()
 
     def observe_step(
         self, step: int, seconds: float, data_wait_seconds: float | None = None
@@ -140,6 +156,28 @@ class Exporter(Collector):
         self._change("observe_step", change)
         if self._server is not None and not self._server.is_alive():
             self._tell_once("the server", "its thread has ended; metrics are no longer served")
+
+    def publish_rank(
+        self,
+        *,
+        part_seconds: Mapping[str, float],
+        collective_seconds: float,
+        device_memory: DeviceMemory | None,
+    ) -> None:
+        """What this rank spent since its process began. On every rank, each logged update.
+
+        `part_seconds`: by `metric.STEP_PARTS`. `collective_seconds`: in growth's collectives.
+        """
+
+        def change(now: Snapshot) -> Snapshot:
+            return replace(
+                now,
+                part_seconds={**now.part_seconds, **part_seconds},
+                collective_seconds=collective_seconds,
+                device_memory=device_memory,
+            )
+
+        self._change("publish_rank", change)
 
     def publish(self, record: StepRecord) -> None:
         """A logged update. Counts it as `observe_step` does, unless that has been called for it."""
@@ -199,6 +237,13 @@ class Exporter(Collector):
             lambda now: replace(now, checkpoint_seconds=seconds, checkpoint_timestamp=time.time()),
         )
 
+    def publish_checkpoint_failure(self) -> None:
+        """A checkpoint could not be saved."""
+        self._change(
+            "publish_checkpoint_failure",
+            lambda now: replace(now, checkpoint_failures=now.checkpoint_failures + 1),
+        )
+
     def publish_validation(self, loss: float) -> None:
         """A validation loss, nats per token."""
         self._change("publish_validation", lambda now: replace(now, validation_loss=loss))
@@ -219,6 +264,7 @@ class Exporter(Collector):
             "skipped_steps": now.skipped_steps,
             "step": now.step,
             "checkpoint_seconds": now.checkpoint_seconds,
+            "checkpoint_failures": now.checkpoint_failures,
             "taken": time.time(),
         }
 
@@ -238,6 +284,7 @@ class Exporter(Collector):
                 skipped_steps=values["skipped_steps"],
                 step=values["step"],
                 checkpoint_seconds=values["checkpoint_seconds"],
+                checkpoint_failures=values.get("checkpoint_failures", 0),
                 # What can be loaded was completed, soon after its state was taken.
                 checkpoint_timestamp=values["taken"],
             )
@@ -248,6 +295,8 @@ class Exporter(Collector):
         """The metric families of now, for prometheus_client."""
         now = self._snapshot
         now = replace(now, failures=now.failures + self._scrape_failures)
+        if self._hardware is not None:
+            now = replace(now, hardware=self._hardware.latest())
         return families(now, highest(counters_of(now), self._floors))
 
     def _change(self, what: str, change: Callable[[Snapshot], Snapshot]) -> None:

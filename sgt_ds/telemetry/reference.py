@@ -8,20 +8,22 @@ from __future__ import annotations
 import math
 
 from sgt_ds.growth import Loop, State
-from sgt_ds.telemetry.metrics import (
+from sgt_ds.telemetry.hardware import Hardware
+from sgt_ds.telemetry.metric import (
     MARGIN_KINDS,
-    METRICS,
     RULES,
     STALL_REASONS,
     STEP_BUCKETS_SECONDS,
     Metric,
 )
+from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.record import StepRecord
-from sgt_ds.telemetry.snapshot import Snapshot, counters_of, families
+from sgt_ds.telemetry.snapshot import DeviceMemory, Snapshot, counters_of, families
 
 # What prometheus_client's ProcessCollector adds on Linux.
 PROCESS_SERIES = 6
-EXAMPLE = {"num_layers": 16, "num_heads": 16, "looping_layers": 3, "ranks": 1024}
+EXAMPLE = {"num_layers": 16, "num_heads": 16, "looping_layers": 3}
+RANKS, RANKS_OF_A_HOST = 1024, 8
 
 _HEAD = """\
 # Metrics
@@ -32,7 +34,8 @@ Every rank serves `http://HOST:PORT/metrics` (and `/health`), PORT being `teleme
 local rank. Units are base units, ratios lie in 0–1, layers and heads count from 0.
 
 - **run** series describe the run as a whole; global rank 0 alone serves them.
-- **rank** series describe one rank; every rank serves its own. They carry no rank label of their
+- **host** series describe a machine; local rank 0 of each host serves them.
+- **rank** series describe one rank; every rank serves its own. Like those of hosts they carry no rank label of their
   own: the scrape target brings `run`, `host` and `rank` (`sgt-ds monitor targets`).
 - Counters of a run go on from the checkpoint after a resume. Where a crash sets the run back behind
   what a scraper has seen, they rest until the run has caught up, so `rate()` shows no jump;
@@ -42,7 +45,14 @@ local rank. Units are base units, ratios lie in 0–1, layers and heads count fr
   are absent, phases that ended are 0, a head without a finite entropy is absent.
 - A run that has ended says so before its port closes: `sgt_run_state` is `completed`, `stopped` or
   `failed`. A run that hangs stays `running` while `sgt_rank_last_step_timestamp_seconds` ages.
-- `sgt_mfu_ratio` is there only on GPUs whose peak is known.
+- `sgt_mfu_ratio` is there only on GPUs whose peak is known, `sgt_gpu_*` only on GPUs; utilisation,
+  power and energy need NVML (`pip install 'sgt-ds[nvml]'`).
+- Parts of an update: `data` is the host's wait for the loader, `growth` its time in the growth
+  controller, `validation` and `checkpoint` what they hold training up. `forward`, `backward`,
+  `reduce` and `optimizer` are the device's time between CUDA events on a GPU, which are read once
+  they have passed, and the host's time on a CPU. DeepSpeed sends gradients while backward goes on:
+  `reduce` is only what is left to wait for when the last backward pass of an update has ended. The
+  device works while the host waits, so on a GPU the parts may add up to more than an update.
 - `process_*` of each rank (CPU seconds, memory, open files, start) come from prometheus_client.
 
 | metric | type | unit | of | labels | meaning |
@@ -55,11 +65,12 @@ Buckets of `sgt_step_duration_seconds`, in seconds: {buckets}.
 ## How many series
 
 A model of {num_layers} layers of {num_heads} heads with {looping_layers} looping layers on \
-{ranks:,} ranks, counted from a rendered scrape:
+{ranks:,} GPU ranks of {hosts} hosts, counted from a rendered scrape:
 
 | | series |
 |---|---|
 | global rank 0, entry of a loop (all heads of the looping layers looped) | {first} |
+| local rank 0 of every other host | {local} |
 | every other rank | {other} |
 | the whole run | {total:,} |
 | a head more, in one layer | 1, or 2 while it loops |
@@ -69,25 +80,34 @@ A model of {num_layers} layers of {num_heads} heads with {looping_layers} loopin
 
 def reference() -> str:
     """The page, Markdown."""
-    first, other = series_of(model_wide=True), series_of(model_wide=False)
+    first = series_of(model_wide=True, host_wide=True)
+    local, other = (series_of(model_wide=False, host_wide=wide) for wide in (True, False))
+    hosts = RANKS // RANKS_OF_A_HOST
     tail = _TAIL.format(
         buckets=", ".join(f"{bound:g}" for bound in STEP_BUCKETS_SECONDS),
         first=first,
+        local=local,
         other=other,
-        total=first + (EXAMPLE["ranks"] - 1) * other,
+        ranks=RANKS,
+        hosts=hosts,
+        total=first + (hosts - 1) * local + (RANKS - hosts) * other,
         **EXAMPLE,
     )
     return _HEAD + "".join(_row(metric) for metric in METRICS) + tail
 
 
-def series_of(*, model_wide: bool) -> int:
+def series_of(*, model_wide: bool, host_wide: bool) -> int:
     """How many series one rank of the example serves, every optional one among them."""
-    snapshot = full_snapshot(EXAMPLE["num_layers"], EXAMPLE["num_heads"], model_wide=model_wide)
+    snapshot = full_snapshot(
+        EXAMPLE["num_layers"], EXAMPLE["num_heads"], model_wide=model_wide, host_wide=host_wide
+    )
     rendered = families(snapshot, counters_of(snapshot))
     return sum(len(family.samples) for family in rendered) + PROCESS_SERIES
 
 
-def full_snapshot(num_layers: int, num_heads: int, *, model_wide: bool) -> Snapshot:
+def full_snapshot(
+    num_layers: int, num_heads: int, *, model_wide: bool, host_wide: bool
+) -> Snapshot:
     """A snapshot in which every metric has a value, and whole layers loop."""
     looping = range(num_layers - min(num_layers, EXAMPLE["looping_layers"]), num_layers)
     whole = Loop(depth=1, heads=None, scope="attention", step=0, entered=0)
@@ -116,6 +136,7 @@ def full_snapshot(num_layers: int, num_heads: int, *, model_wide: bool) -> Snaps
     return Snapshot(
         rank=0,
         model_wide=model_wide,
+        host_wide=host_wide,
         num_layers=num_layers,
         num_heads=num_heads,
         info={},
@@ -129,12 +150,14 @@ def full_snapshot(num_layers: int, num_heads: int, *, model_wide: bool) -> Snaps
         within_noise=False,
         checkpoint_seconds=1.0,
         checkpoint_timestamp=0.0,
+        device_memory=DeviceMemory(allocated=1, reserved=1, peak=1, size=1),
+        hardware=Hardware(1, 1, 1, 1, 1, 1, 0.5, 300.0, 1.0),
     )
 
 
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
-    of = "run" if metric.scope == "model" else "rank"
+    of = "run" if metric.scope == "model" else metric.scope
     return (
         f"| `{metric.name}` | {metric.kind} | {metric.unit} | {of} | {labels} | {metric.help} |\n"
     )

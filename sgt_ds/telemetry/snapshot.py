@@ -21,17 +21,19 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric as Family
 
-from sgt_ds.telemetry.metrics import (
+from sgt_ds.telemetry.hardware import Hardware
+from sgt_ds.telemetry.metric import (
     INFO_LABELS,
     MARGIN_KINDS,
-    METRICS,
     PHASES,
     RULES,
     RUN_STATES,
     STALL_REASONS,
     STEP_BUCKETS_SECONDS,
+    STEP_PARTS,
     Metric,
 )
+from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.record import StepRecord
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -56,11 +58,24 @@ class StepHistogram:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of one device in bytes, as torch's allocator counts it."""
+
+    allocated: int
+    reserved: int
+    peak: int
+    """Most that was allocated since the process began."""
+    size: int
+    """What the device has."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that a scrape can see."""
 
     rank: int
     model_wide: bool
+    host_wide: bool
     num_layers: int
     num_heads: int
     info: Mapping[str, str]
@@ -71,6 +86,12 @@ class Snapshot:
     skipped_steps: int = 0
     histogram: StepHistogram = StepHistogram()
     data_wait_seconds: float = 0.0
+    part_seconds: Mapping[str, float] = field(
+        default_factory=lambda: dict.fromkeys(STEP_PARTS, 0.0)
+    )
+    collective_seconds: float = 0.0
+    device_memory: DeviceMemory | None = None
+    hardware: Hardware = field(default_factory=Hardware)
     validation_loss: float | None = None
     growth_events: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
     growth_stalls: Mapping[str, int] = field(
@@ -82,6 +103,7 @@ class Snapshot:
     within_noise: bool | None = None
     checkpoint_seconds: float | None = None
     checkpoint_timestamp: float | None = None
+    checkpoint_failures: int = 0
     run_state: str = "running"
     failures: int = 0
 
@@ -94,6 +116,7 @@ def counters_of(snapshot: Snapshot) -> Counters:
         "sgt_skipped_steps_total": {"": snapshot.skipped_steps},
         "sgt_growth_events_total": dict(snapshot.growth_events),
         "sgt_growth_stalls_total": dict(snapshot.growth_stalls),
+        "sgt_checkpoint_failures_total": {"": snapshot.checkpoint_failures},
     }
     if record is not None:
         counters["sgt_tokens_total"] = {"": record.tokens}
@@ -120,8 +143,9 @@ def families(snapshot: Snapshot, counters: Counters) -> Iterator[Family]:
     `counters`: the model-wide counters to serve.
     """
     values = _values(snapshot, counters)
+    served = {"model": snapshot.model_wide, "host": snapshot.host_wide, "rank": True}
     for metric in METRICS:
-        if metric.scope == "model" and not snapshot.model_wide:
+        if not served[metric.scope]:
             continue
         family = _family(metric, values, snapshot)
         if family.samples:
@@ -166,14 +190,44 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
         "sgt_checkpoint_duration_seconds": _one(snapshot.checkpoint_seconds),
         "sgt_checkpoint_last_success_timestamp_seconds": _one(snapshot.checkpoint_timestamp),
         "sgt_data_wait_seconds_total": _one(snapshot.data_wait_seconds),
+        "sgt_step_part_seconds_total": [
+            ((part,), seconds) for part, seconds in snapshot.part_seconds.items()
+        ],
+        "sgt_growth_collective_seconds_total": _one(snapshot.collective_seconds),
         "sgt_rank_step": _one(snapshot.step),
         "sgt_rank_last_step_timestamp_seconds": _one(snapshot.step_timestamp),
         "sgt_run_state": _one_of(RUN_STATES, snapshot.run_state),
         "sgt_telemetry_failures_total": _one(snapshot.failures),
     }
+    values |= _hardware_values(snapshot.hardware)
+    if snapshot.device_memory is not None:
+        values |= _device_memory_values(snapshot.device_memory)
     if snapshot.record is not None:
         values |= _record_values(snapshot.record, snapshot)
     return values
+
+
+def _hardware_values(hardware: Hardware) -> dict[str, Samples]:
+    return {
+        "sgt_host_memory_available_bytes": _one(hardware.memory_available_bytes),
+        "sgt_host_memory_size_bytes": _one(hardware.memory_size_bytes),
+        "sgt_host_network_receive_bytes_total": _one(hardware.network_receive_bytes),
+        "sgt_host_network_transmit_bytes_total": _one(hardware.network_transmit_bytes),
+        "sgt_run_disk_free_bytes": _one(hardware.disk_free_bytes),
+        "sgt_run_disk_size_bytes": _one(hardware.disk_size_bytes),
+        "sgt_gpu_utilization_ratio": _one(hardware.gpu_utilization_ratio),
+        "sgt_gpu_power_watts": _one(hardware.gpu_power_watts),
+        "sgt_gpu_energy_joules_total": _one(hardware.gpu_energy_joules),
+    }
+
+
+def _device_memory_values(memory: DeviceMemory) -> dict[str, Samples]:
+    return {
+        "sgt_gpu_memory_allocated_bytes": _one(memory.allocated),
+        "sgt_gpu_memory_reserved_bytes": _one(memory.reserved),
+        "sgt_gpu_memory_peak_bytes": _one(memory.peak),
+        "sgt_gpu_memory_size_bytes": _one(memory.size),
+    }
 
 
 def _record_values(record: StepRecord, snapshot: Snapshot) -> dict[str, Samples]:
