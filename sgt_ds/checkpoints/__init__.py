@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgt_ds.checkpoints.manifest import MANIFEST_NAME, STATE_NAME, Manifest, read_manifest
 from sgt_ds.checkpoints.rollback import checkpoint_until, newer_than, set_aside
+from sgt_ds.checkpoints.start import Start, read_start, seal_start
 from sgt_ds.checkpoints.store import (
     LATEST_NAME,
     CheckpointInfo,
@@ -37,6 +38,7 @@ __all__ = [
     "CheckpointInfo",
     "Manifest",
     "SaveFailed",
+    "Start",
     "checkpoint_until",
     "folder_name",
     "list_checkpoints",
@@ -48,10 +50,12 @@ __all__ = [
     "newest_good_for_all",
     "read_latest",
     "read_manifest",
+    "read_start",
     "read_state",
     "remove_leftovers",
     "resolve",
     "save",
+    "seal_start",
     "set_aside",
     "size_on_disk",
     "verify",

@@ -23,6 +23,7 @@ VERBS = (
     "growth",
     "checkpoint",
     "convert",
+    "import_",
     "generate",
 )
 

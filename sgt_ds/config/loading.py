@@ -25,6 +25,7 @@ NOT_IDENTITY = frozenset(
         "run_dir",
         "resume",
         "fork",
+        "init",
         "deepspeed",
         "telemetry",
         "checkpoint",

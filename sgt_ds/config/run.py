@@ -11,6 +11,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
     field_validator,
     model_validator,
 )
@@ -155,6 +156,17 @@ class CheckpointConfig(Section):
     """Newest checkpoints that are kept."""
 
 
+class WandbConfig(Section):
+    """Where Weights & Biases keeps a run; its key comes from WANDB_API_KEY or `wandb login`."""
+
+    project: str
+    """Name of the project."""
+    entity: str | None = None
+    """Person or team; null is the account's own."""
+    mode: Literal["online", "offline"] = "online"
+    """offline: write to run_dir/wandb only; `wandb sync` sends it later."""
+
+
 class TelemetryConfig(Section):
     """Where the exporters listen."""
 
@@ -164,12 +176,24 @@ class TelemetryConfig(Section):
     """Address that the exporters bind."""
     port: Annotated[int, Field(ge=1, le=65535)] = 9400
     """Port of local rank 0; local rank r listens on port + r."""
+    port_in_use: Literal["error", "next"] = "error"
+    """When a port is taken: refuse to start, or take the next free one (targets.json tells which)."""
     certificate: Path | None = None
     """PEM certificate; with it the exporters speak TLS."""
     private_key: Path | None = None
     """PEM key of the certificate."""
     client_ca: Path | None = None
     """PEM certificate authority; with it only clients that it signed may scrape."""
+    username: str | None = None
+    """Name that scrapers must give (HTTP basic authentication)."""
+    password: SecretStr | None = None
+    """Password of that name; run.yaml and checkpoints show asterisks. Better a file."""
+    password_file: Path | None = None
+    """File whose first line is the password; read anew when it changes."""
+    tensorboard: bool = False
+    """Write TensorBoard events to run_dir/tensorboard (pip install 'sgt-ds[tensorboard]')."""
+    wandb: WandbConfig | None = None
+    """Send metrics to Weights & Biases (pip install 'sgt-ds[wandb]'); null does not."""
 
     @model_validator(mode="after")
     def _certificate_needs_key(self) -> TelemetryConfig:
@@ -177,6 +201,13 @@ class TelemetryConfig(Section):
             raise ValueError("certificate and private_key go together; give both or neither")
         if self.client_ca is not None and self.certificate is None:
             raise ValueError("client_ca needs certificate and private_key")
+        return self
+
+    @model_validator(mode="after")
+    def _one_password(self) -> TelemetryConfig:
+        given = [value for value in (self.password, self.password_file) if value is not None]
+        if len(given) != (self.username is not None):
+            raise ValueError("username goes together with one of password and password_file")
         return self
 
 
@@ -203,6 +234,8 @@ class RunConfig(Section):
     """auto: go on from the newest good checkpoint of run_dir; never; or a checkpoint to go on from."""
     fork: Path | None = None
     """Checkpoint of another run whose weights and optimizer start this one."""
+    init: Path | None = None
+    """Folder that `sgt-ds import` wrote, whose weights start this run in place of random ones."""
 
     @model_validator(mode="before")
     @classmethod
@@ -224,6 +257,12 @@ class RunConfig(Section):
         if run_dir.resolve() == Path.cwd():
             raise ValueError("is the current directory; name a folder of its own, as runs/first")
         return run_dir
+
+    @model_validator(mode="after")
+    def _one_start(self) -> RunConfig:
+        if self.init is not None and self.fork is not None:
+            raise ValueError("init: goes with no fork, which brings weights of its own; give one")
+        return self
 
     @model_validator(mode="after")
     def _method_fits_model(self) -> RunConfig:

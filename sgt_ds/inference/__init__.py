@@ -10,15 +10,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sgt_ds.inference.conversion import convert
     from sgt_ds.inference.generation import Completion, Sampling, Speaker
+    from sgt_ds.inference.importing import import_model
 
-__all__ = ["Completion", "Sampling", "Speaker", "convert"]
+__all__ = ["Completion", "Sampling", "Speaker", "convert", "import_model"]
+
+_ROOMS = {
+    "Completion": "generation",
+    "Sampling": "generation",
+    "Speaker": "generation",
+    "convert": "conversion",
+    "import_model": "importing",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch and transformers when it is first asked for."""
     import importlib
 
-    if name not in __all__:
+    if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = "conversion" if name == "convert" else "generation"
-    return getattr(importlib.import_module(f"{__name__}.{room}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)

@@ -7,11 +7,9 @@ folder appears whole or not at all.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from torch import Tensor
 
 from sgt_ds import __version__
 from sgt_ds.errors import UserError
-from sgt_ds.files import fsync_directory
 from sgt_ds.flops import parameter_count
 from sgt_ds.inference.card import Facts, model_card
 from sgt_ds.inference.source import (
@@ -40,6 +37,7 @@ from sgt_ds.inference.weights import (
     write_index,
     write_shard,
 )
+from sgt_ds.inference.whole import whole_or_absent
 from sgt_ds.inference.zero import MasterWeights, bit_sum
 from sgt_ds.model import to_llama_names
 from sgt_ds.progress import Progress
@@ -80,7 +78,7 @@ def convert(
     masters = MasterWeights(source.path)
     weights = _Weights(masters, source, trim_vocab)
     loops = exported_loops(source)
-    with _whole_or_absent(out) as folder:
+    with whole_or_absent(out) as folder:
         ids = _export_tokenizer(source, folder, vocabulary)
         config = _config(source, loops, ids, dtype, weights.vocab_size)
         _check_shapes(source, config, weights.shapes)
@@ -332,26 +330,3 @@ def _facts(
         flops=source.flops,
         versions=versions,
     )
-
-
-@contextmanager
-def _whole_or_absent(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its name if the block ends without an error."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        yield temporary
-        for path in temporary.iterdir():
-            with path.open("rb") as stream:
-                os.fsync(stream.fileno())
-        fsync_directory(temporary)
-        if out.is_dir():
-            out.rmdir()
-        temporary.rename(out)
-        fsync_directory(out.parent)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(out, None, f"cannot be written ({reason}); choose another --out") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

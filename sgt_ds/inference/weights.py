@@ -122,5 +122,5 @@ def cast(tensor: Tensor, dtype: str, name: str) -> Tensor:
     if not bool(torch.isfinite(converted).all()):
         whole = bool(torch.isfinite(tensor).all())
         mend = "does not fit fp16; use --dtype bf16" if whole else "is not finite; use an older one"
-        raise UserError("checkpoint", name, mend)
+        raise UserError("weights", name, mend)
     return converted

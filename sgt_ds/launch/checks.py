@@ -37,9 +37,13 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     telemetry = config.telemetry
     if telemetry.enabled and telemetry.certificate and telemetry.private_key:
         Certificate(telemetry.certificate, telemetry.private_key, telemetry.client_ca)
-    for key, path in (("resume", config.resume), ("fork", config.fork)):
+    for key, path, what in (
+        ("resume", config.resume, "checkpoint directory"),
+        ("fork", config.fork, "checkpoint directory"),
+        ("init", config.init, "folder that `sgt-ds import` wrote"),
+    ):
         if isinstance(path, Path) and not path.is_dir():
-            raise UserError(config_file, key, f"{path} is no checkpoint directory; check the path")
+            raise UserError(config_file, key, f"{path} is no {what}; check the path")
     check_build_locks()
 
 

@@ -27,6 +27,7 @@ from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.faults import Requests
 from sgt_ds.training.resume import RunCheckpoints, restore
 from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
+from sgt_ds.training.start import checked_start, load_start
 from sgt_ds.training.trainer import Trainer
 from sgt_ds.training.validation import ValidationLoss
 
@@ -67,7 +68,13 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         seed=training.seed,
         compile_blocks=training.compile,
         activation_checkpointing=training.activation_checkpointing,
-    ).to(ranks.device)
+    )
+    # Once saved, a run needs its start no more.
+    if config.init is not None and not any(layout.checkpoints.glob("step-*")):
+        path = config.init
+        load_start(model, ranks.from_main(lambda: checked_start(path, config.model)))
+        log.info("weights of %s", path)
+    model = model.to(ranks.device)
     engine = build_engine(model, config, ranks, config_file)
     loader = Loader(
         data.train,

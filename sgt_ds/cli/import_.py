@@ -1,0 +1,62 @@
+"""`sgt-ds import`: a LLaMA of Hugging Face to a start for training."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "import",
+        "Make a training start from a LLaMA-architecture model (a run names it as `init`).",
+        "sgt-ds import models/smollm2-135m --out starts/smollm2-135m",
+        run,
+    )
+    parser.add_argument(
+        "directory", type=Path, metavar="HF_DIR", help="config.json and safetensors of a LLaMA"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument(
+        "--vocab-size",
+        type=whole_number(1),
+        metavar="V",
+        help="ids of the tokenizer, where the model's rows are padded (default: all rows)",
+    )
+    parser.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="largest file of weights"
+    )
+    parser.add_argument("--json", action="store_true", help="print a report as JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Import and report."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from sgt_ds.inference import import_model
+
+    report = import_model(
+        options.directory,
+        options.out,
+        vocab_size=options.vocab_size,
+        max_shard_size=options.max_shard_size,
+    )
+    if options.json:
+        print_json(report)
+        return
+    print(f"{report['out']}: {report['parameters']:,} parameters, float32")
+    if report["untied"]:
+        print("embedding and output matrix, one in the source, are two from here on")
+    if report["repeated_key_value_heads"] > 1:
+        print(
+            f"each key-value head stands {report['repeated_key_value_heads']} times: the same "
+            "function, as attention with as many key-value heads as heads"
+        )
+    if report["padding_rows"]:
+        print(f"{report['padding_rows']} rows of zeros pad the vocabulary")
+    print(f"in RUN.yaml (also in {Path(report['out']) / 'model.yaml'}):")
+    print((Path(report["out"]) / "model.yaml").read_text(encoding="utf-8"), end="")

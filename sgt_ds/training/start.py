@@ -1,0 +1,42 @@
+"""Weights of a model from elsewhere into a model that is about to be trained. Knows no engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import safe_open
+
+from sgt_ds.checkpoints import Start, read_start
+from sgt_ds.config import ModelConfig
+from sgt_ds.errors import UserError
+from sgt_ds.model import Transformer, from_llama_names
+
+# How weights are drawn says nothing about weights that are there.
+_NO_SHAPE = {"init_std"}
+
+
+def checked_start(path: Path, model: ModelConfig) -> Start:
+    """The verified start in `path`. Raises: UserError where it is damaged or of another shape."""
+    start = read_start(path)
+    theirs, ours = start.model.model_dump(exclude=_NO_SHAPE), model.model_dump(exclude=_NO_SHAPE)
+    for key, value in theirs.items():
+        if ours[key] != value:
+            raise UserError(
+                path,
+                f"model.{key}",
+                f"is {value} in the import and {ours[key]} in this run; "
+                f"use the `model` of {path / 'model.yaml'}",
+            )
+    return start
+
+
+def load_start(model: Transformer, start: Start) -> None:
+    """Give `model` the weights of `start`, whose shape it has. Raises: UserError."""
+    tensors = {}
+    for file in start.weights:
+        with safe_open(file, framework="pt") as stream:
+            tensors |= {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    try:
+        model.load_state_dict(from_llama_names(tensors, model.config))
+    except KeyError as error:
+        raise UserError(start.path, None, f"lacks {error.args[0]}; import it again") from None
