@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from tokenizers.models import WordLevel
 
 from sgt_ds.checkpoints import newest_good, read_state
 from sgt_ds.growth import DecisionLine, State, build_policy, decisions, read_journal
+from sgt_ds.launch import free_ports
 
 VOCABULARY = 300
 ROOT = Path(__file__).parent.parent
@@ -55,23 +55,6 @@ def write_data(directory: Path) -> Path:
     return directory
 
 
-def free_port(count: int = 2) -> int:
-    """The first of `count` neighbouring ports that are free now."""
-    while True:
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            sockets[0].bind(("127.0.0.1", 0))
-            first = int(sockets[0].getsockname()[1])
-            for offset, other in enumerate(sockets[1:], start=1):
-                other.bind(("127.0.0.1", first + offset))
-            return first
-        except (OSError, OverflowError):
-            continue
-        finally:
-            for one in sockets:
-                one.close()
-
-
 def write_run(path: Path, data: Path, /, **sections: Any) -> Path:
     """A run file of a tiny model that grows early; `sections` replace or add keys of a section."""
     values: dict[str, Any] = {
@@ -94,7 +77,7 @@ def write_run(path: Path, data: Path, /, **sections: Any) -> Path:
         },
         "optimizer": {"lr": 3.0e-3, "warmup_steps": 4},
         "checkpoint": {"every": 6, "keep_last": 3},
-        "telemetry": {"port": free_port()},
+        "telemetry": {"port": free_ports(2)},
         "deepspeed": str(CPU_FP32),
         "run_dir": str(path.with_suffix("")),
     }
@@ -114,7 +97,7 @@ def environment() -> dict[str, str]:
 def launcher(run: Path, ranks: int, *overrides: str) -> list[str]:
     """The raw launcher's command line, on a free rendezvous port."""
     return [
-        *("deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port(1))),
+        *("deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_ports())),
         *("--module", "sgt_ds.train", str(run), *overrides),
     ]
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -29,15 +28,14 @@ from sgt_ds.checkpoints import (
 )
 from sgt_ds.checkpoints.manifest import Manifest, read_manifest, record_of, write_manifest
 from sgt_ds.errors import UserError
+from sgt_ds.launch import free_ports
 
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
 
 
 def start(directory: Path, world_size: int, **settings: Any) -> list[subprocess.Popen[str]]:
     """Start the ranks of a run, without a launcher: quicker, and each exit status is seen."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     return [
         subprocess.Popen(
             [sys.executable, str(WORKER), str(directory), json.dumps(settings)],

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from sgt_ds.checkpoints.manifest import read_manifest, record_of, write_manifest
 from sgt_ds.cli import main
 from sgt_ds.inference import convert
 from sgt_ds.inference.zero import MasterWeights
+from sgt_ds.launch import free_ports
 from sgt_ds.model import to_llama_names
 
 SENTENCES = [
@@ -77,9 +77,7 @@ def sentencepiece_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory, sentencepiece_file: Path) -> Path:
     """One folder a scenario, each a run directory with a checkpoint of two ranks."""
     folder = tmp_path_factory.mktemp("runs")
-    with socket.socket() as probe_socket:
-        probe_socket.bind(("127.0.0.1", 0))
-        port = probe_socket.getsockname()[1]
+    port = free_ports()
     shared = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -108,8 +108,10 @@ def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Pa
 def test_a_killed_rank_and_a_killed_launcher_are_restarted_and_nothing_is_lost(
     tmp_path: Path, data: Path
 ) -> None:
-    whole = runs.write_run(tmp_path / "whole.yaml", data)
-    run = runs.write_run(tmp_path / "run.yaml", data)
+    # Long enough that a fast machine is still training when the kill comes.
+    steps = {"steps": 150, "validate_every": 50}
+    whole = runs.write_run(tmp_path / "whole.yaml", data, training=steps)
+    run = runs.write_run(tmp_path / "run.yaml", data, training=steps)
     uninterrupted = subprocess.Popen(
         runs.launcher(whole, 2), env=runs.environment(), start_new_session=True
     )

@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 from sgt_ds.cli import main
 from sgt_ds.config import PRESETS, TelemetryConfig
 from sgt_ds.growth import Decision, Journal, Loop, Measurement, State
+from sgt_ds.launch import free_ports
 from sgt_ds.report import open_source
 from sgt_ds.report.terminal import binned, sparkline
 from sgt_ds.telemetry import Exporter, StepRecord
@@ -104,9 +104,7 @@ def test_top_shows_a_run_directory_at_80_columns(
 
 
 def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     common: dict[str, Any] = {"info": {"run": "r", "method": "sgt"}, "model": MODEL}
     config = TelemetryConfig(port=port - 1)
     exporter = Exporter(config, model_wide=True, local_rank=1, rank=0, run_steps=300, **common)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,23 +82,6 @@ class Settings:
     def config(self) -> RunConfig:
         """The run's configuration with the overrides."""
         return load_run_config(self.run_yaml, self.overrides())
-
-
-def free_ports(host: str, first: int, count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on, at or above `first`."""
-    while not all(_is_free(host, first + offset) for offset in range(count)):
-        first += count
-    return first
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def _shortest(path: Path) -> Path:

@@ -12,8 +12,9 @@ from typing import Any
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.demo.console import Console
 from sgt_ds.demo.processes import CommandFailed, Interrupted, Running, program
-from sgt_ds.demo.settings import MASTER_PORT, RANKS, Settings, free_ports
+from sgt_ds.demo.settings import MASTER_PORT, RANKS, Settings
 from sgt_ds.demo.watch import Scrape, scrape
+from sgt_ds.launch import free_ports
 
 SCRAPE_EVERY_SECONDS = 15.0
 STOP_SECONDS = 30.0
@@ -28,13 +29,13 @@ def train(console: Console, settings: Settings, config: RunConfig) -> Scrape | N
     to save first.
     """
     telemetry = config.telemetry
-    port = free_ports(telemetry.host, telemetry.port, RANKS)
+    port = free_ports(RANKS, host=telemetry.host, first=telemetry.port)
     overrides = settings.overrides()
     if port != telemetry.port:
         console.note(f"port {telemetry.port} or its neighbour is in use: the exporters take {port}")
         overrides.append(f"telemetry.port={port}")
     launcher = [program("deepspeed"), "--num_gpus", str(RANKS)]
-    if (master := free_ports("127.0.0.1", MASTER_PORT, 1)) != MASTER_PORT:
+    if (master := free_ports(first=MASTER_PORT)) != MASTER_PORT:
         launcher += ["--master_port", str(master)]
     argv = [*launcher, "--module", "sgt_ds.train", str(settings.run_yaml), *overrides]
     # Each rank takes its share of the cores; two pools of all cores would fight over them.

@@ -6,12 +6,12 @@ from sgt_ds.launch.command import (
     Launcher,
     Target,
     deepspeed_command,
-    free_port,
     is_this_host,
     master_address,
 )
 from sgt_ds.launch.environment import forwarded_environment, read_environment_file
 from sgt_ds.launch.hostfile import Host, format_hostfile, parse_hostfile, world_size
+from sgt_ds.launch.ports import free_ports
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_of
 from sgt_ds.launch.record import RunRecord, read_record, supervision
 from sgt_ds.launch.stop import stop
@@ -32,7 +32,7 @@ __all__ = [
     "deepspeed_command",
     "format_hostfile",
     "forwarded_environment",
-    "free_port",
+    "free_ports",
     "is_this_host",
     "kill_processes",
     "master_address",

@@ -59,7 +59,7 @@ def deepspeed_command(
 
     `arguments`: for `sgt_ds.train`. `hostfile`: plain one, written for this launch.
     """
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--log_level=warning"]
+    command = [sys.executable, "-m", "sgt_ds.launch.multinode", "--log_level=warning"]
     if target.local:
         # A path that is no file: else DeepSpeed takes /job/hostfile where a cluster has one.
         command += [
@@ -89,13 +89,6 @@ def check_launcher(target: Target) -> None:
                 f"--launcher {target.launcher}",
                 f"needs {needed}, which is not installed; install {source}",
             )
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def master_address(target: Target) -> str:

@@ -22,9 +22,10 @@ from sgt_ds.checkpoints import list_checkpoints
 from sgt_ds.config import RunConfig, RunLayout, dump_run_config
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import write_text_atomically
-from sgt_ds.launch.command import Target, deepspeed_command, free_port, master_address
+from sgt_ds.launch.command import Target, deepspeed_command, master_address
 from sgt_ds.launch.environment import forwarded_environment, write_environment_file
 from sgt_ds.launch.hostfile import format_hostfile
+from sgt_ds.launch.ports import free_ports
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, on_hosts, processes_of
 from sgt_ds.launch.record import (
     RunRecord,
@@ -192,7 +193,7 @@ def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
         arguments,
         hostfile=hostfile,
         master_address=master_address(target),
-        master_port=target.master_port or free_port(),
+        master_port=target.master_port or free_ports(host=""),
     )
     # A session of its own: Ctrl-C at the terminal reaches this process only.
     return subprocess.Popen(
