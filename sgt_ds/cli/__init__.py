@@ -18,6 +18,7 @@ VERBS = (
     "train",
     "stop",
     "top",
+    "report",
     "monitor",
     "bench",
     "growth",
@@ -25,6 +26,7 @@ VERBS = (
     "convert",
     "import_",
     "generate",
+    "eval",
 )
 
 __all__ = ["main"]

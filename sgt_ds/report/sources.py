@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import math
 import re
 import time
@@ -19,6 +18,7 @@ from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.growth import DecisionLine, Header, Measurement, State, build_policy, read_journal
 from sgt_ds.progress import duration
+from sgt_ds.report.rows import add_row, parsed
 from sgt_ds.report.view import LayerView, RunView
 
 SCRAPE_TIMEOUT_SECONDS = 5.0
@@ -108,17 +108,10 @@ class DirectorySource:
         except OSError as error:
             raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
         self._offset += len(whole) + len(newline)
-        for line in whole.splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                mend = "is not JSON Lines; resuming the run mends a torn file"
-                raise UserError(path, None, mend) from None
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                # A resume that grew past the old length before we looked: steps go back.
-                while self._rows and self._rows[-1]["step"] > row["step"]:
-                    self._rows.pop()
-                self._rows.append(row)
+        for line in whole.split(b"\n"):
+            # A resume that grew past the old length before we looked: steps go back.
+            if line.strip():
+                add_row(self._rows, parsed(path, None, line))
 
     def _read_journal(self) -> None:
         begun = time.monotonic()

@@ -1,0 +1,45 @@
+"""`sgt-ds report`: one run, or several side by side, as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "report",
+        "Write a run, or several side by side, as one HTML file that needs no network.",
+        "sgt-ds report runs/573m-sgt -o report.html\n"
+        "  sgt-ds report runs/573m-vanilla runs/573m-sgt -o compared.html",
+        write,
+    )
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="run directory; the first is compared to"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="FILE", help="HTML file to write"
+    )
+
+
+def write(options: argparse.Namespace) -> None:
+    """Write the report."""
+    from sgt_ds.errors import UserError
+    from sgt_ds.files import write_text_atomically
+    from sgt_ds.report import MOST_RUNS, html_report, read_history
+
+    if len(options.runs) > MOST_RUNS:
+        mend = f"{len(options.runs)} runs are too many to tell apart; give {MOST_RUNS} at most"
+        raise UserError("sgt-ds report", "RUN", mend)
+    text = html_report([read_history(run) for run in options.runs])
+    try:
+        write_text_atomically(options.out, text)
+    except OSError as error:
+        raise UserError(
+            options.out, None, f"cannot be written ({error.strerror}); check the directory"
+        ) from None
+    print(f"{options.out}: {len(text.encode()) / 1024:,.0f} KiB")

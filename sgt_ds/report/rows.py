@@ -1,0 +1,73 @@
+"""Rows of metrics.jsonl and of the record of starts, read while a run may still be writing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from sgt_ds.errors import UserError
+
+Row = dict[str, Any]
+
+
+def read_objects(path: Path) -> list[Row]:
+    """The objects of a file of JSON Lines; an unfinished last line is passed over.
+
+    Empty where there is no such file. Raises: UserError naming the line that is no JSON object.
+    """
+    try:
+        whole = path.read_bytes().rpartition(b"\n")[0]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
+    return [
+        parsed(path, f"line {number}", line)
+        for number, line in enumerate(whole.split(b"\n"), start=1)
+        if line.strip()
+    ]
+
+
+def parsed(path: Path, where: str | None, line: bytes) -> Row:
+    """One line's object. Raises: UserError naming `where` in the file."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        mend = "is no JSON object; resuming the run mends a torn file"
+        raise UserError(path, where, mend)
+    return row
+
+
+def add_row(rows: list[Row], row: Row) -> None:
+    """Append a row that tells of a step, after dropping those that a resume has overtaken."""
+    if not is_count(row.get("step")):
+        return
+    while rows and rows[-1]["step"] > row["step"]:
+        rows.pop()
+    rows.append(row)
+
+
+def number(path: Path, row: Row, key: str) -> float:
+    """A row's value as a number; NaN where it is absent or null.
+
+    Raises: UserError where it is something else.
+    """
+    value = row.get(key)
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        where = f"step {row.get('step')}"
+        raise UserError(path, where, f"{key} is {str(value)[:40]!r}, no number; correct the row")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def is_count(value: object) -> bool:
+    """Whether a value of JSON is a whole number from 0 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
