@@ -1,0 +1,43 @@
+"""DeepSpeed's runner, made to leave other jobs alone: what it kills, it finds by the run's id.
+
+`python -m sgt_ds.launch.multinode …` takes the runner's own arguments. On SIGTERM the original runs
+`pkill -f "… deepspeed.launcher.launch"` on every host, which hits every job of the user.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from deepspeed.launcher import runner
+
+from sgt_ds.launch.processes import RUN_ID_VARIABLE
+
+_ORIGINAL_NODE = "deepspeed.launcher.launch"
+_OWN_NODE = "sgt_ds.launch.node"
+
+
+class PdshRunner(runner.PDSHRunner):  # type: ignore[misc]  # DeepSpeed has no types
+    """pdsh with an end that is exact, and with nodes that a stranger's `pkill -f` does not find."""
+
+    def get_cmd(
+        self, environment: dict[str, str], active_resources: dict[str, list[int]]
+    ) -> tuple[list[str], list[str], dict[str, str]]:
+        """The command, the one that ends it everywhere, and the environment of both."""
+        command, kill, environment = super().get_cmd(environment, active_resources)
+        place = command.index(_ORIGINAL_NODE)
+        to_hosts = kill[: kill.index("pkill -f ")]
+        end = f"cd {os.path.abspath('.')}; {sys.executable} -m sgt_ds.launch.processes kill"
+        kill = [*to_hosts, f"{end} {os.environ[RUN_ID_VARIABLE]}"]
+        return [*command[:place], _OWN_NODE, *command[place + 1 :]], kill, environment
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run DeepSpeed's runner with the classes of this module."""
+    runner.PDSHRunner = PdshRunner
+    return runner.main(arguments)
+
+
+if __name__ == "__main__":
+    main()

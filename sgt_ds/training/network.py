@@ -1,0 +1,42 @@
+"""Which of this host's networks the ranks meet on. Knows no process group."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+def choose_gloo_interface() -> None:
+    """Let gloo use the network that leads to the ranks' meeting place, unless the user chose one.
+
+    By itself it takes the address that the host's own name resolves to: where that is 127.0.1.1, as
+    on Debian, or another network's, ranks of other hosts wait for ever.
+    """
+    master = os.environ.get("MASTER_ADDR")
+    if master is None or GLOO_INTERFACE in os.environ:
+        return
+    interface = interface_towards(master)
+    if interface is not None:
+        os.environ[GLOO_INTERFACE] = interface
+
+
+def interface_towards(host: str) -> str | None:
+    """The name of the interface by which this host reaches `host`, or is it. Sends nothing."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.split("%")[0] == own for entry in addresses):
+            return name
+    # All of 127.0.0.0/8 is the loopback's, whatever addresses it lists.
+    return "lo" if own.startswith("127.") else None
