@@ -5,6 +5,7 @@ from sgt_ds.data.loader import GlobalOrder, Loader, MicroBatch, validation_batch
 from sgt_ds.data.loader_bench import DataBench, bench_data
 from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prepare import Preparation, Report, prepare
+from sgt_ds.data.rows import read_rows, read_texts
 from sgt_ds.data.token_set import (
     TokenSet,
     check_data,
@@ -34,6 +35,8 @@ __all__ = [
     "inspect",
     "open_token_set",
     "prepare",
+    "read_rows",
+    "read_texts",
     "train_tokenizer",
     "validation_batches",
     "verify",

@@ -11,15 +11,26 @@ if TYPE_CHECKING:
     from sgt_ds.inference.conversion import convert
     from sgt_ds.inference.generation import Completion, Sampling, Speaker
     from sgt_ds.inference.importing import import_model
+    from sgt_ds.inference.scored import ScoredModel, load_scored_model
 
-__all__ = ["Completion", "Sampling", "Speaker", "convert", "import_model"]
+__all__ = [
+    "Completion",
+    "Sampling",
+    "ScoredModel",
+    "Speaker",
+    "convert",
+    "import_model",
+    "load_scored_model",
+]
 
 _ROOMS = {
     "Completion": "generation",
     "Sampling": "generation",
+    "ScoredModel": "scored",
     "Speaker": "generation",
     "convert": "conversion",
     "import_model": "importing",
+    "load_scored_model": "scored",
 }
 
 

@@ -1,0 +1,261 @@
+"""`sgt-ds eval`: tasks, perplexity, and two models compared."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json, whole_number
+from sgt_ds.evaluation import RULES, Metric, Rule, find_tasks
+
+if TYPE_CHECKING:
+    from sgt_ds.evaluation import Comparison, Perplexity, TaskResult
+
+_RULE_FLAGS = {rule.replace("_", "-"): rule for rule in RULES}
+_EXTRAPOLATION = (1, 2, 3, 4)
+
+
+def register(commands: Subparsers[Parser]) -> None:
+    """Add the group and its commands."""
+    group = add_group(commands, "eval", "Score a model on tasks or texts; compare two models.")
+    _register_tasks(group)
+    _register_perplexity(group)
+    parser = add_command(
+        group,
+        "compare",
+        "Compare two models item by item: bootstrap interval, McNemar's exact test.",
+        "sgt-ds eval compare vanilla.jsonl sgt.jsonl",
+        compare,
+    )
+    parser.add_argument("first", type=Path, metavar="A", help="a file of `eval tasks --out`")
+    parser.add_argument("second", type=Path, metavar="B", help="another model's, on the same data")
+    parser.add_argument("--metric", choices=get_args(Metric), help="default: the rule's own")
+    parser.add_argument("--resamples", type=whole_number(100, 10**6), default=10_000, metavar="N")
+    parser.add_argument("--seed", type=whole_number(), default=0, metavar="S")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _add_model(parser: Parser) -> None:
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="an export, any folder that transformers loads, or a run or checkpoint",
+    )
+    parser.add_argument("--tag", metavar="T", help="checkpoint of a run (default: the newest)")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 (default: a GPU if any)")
+    parser.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32"), help="default: the files'; fp32 on a CPU"
+    )
+    parser.add_argument(
+        "--batch-tokens",
+        type=whole_number(1),
+        default=4096,
+        metavar="N",
+        help="padded tokens of one pass",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _register_tasks(group: Subparsers[Parser]) -> None:
+    parser = add_command(
+        group,
+        "tasks",
+        "Score multiple-choice tasks, zero-shot.",
+        "sgt-ds eval tasks exports/573m-sgt --tasks arc_easy,mmlu --data eval --out sgt.jsonl",
+        tasks,
+    )
+    _add_model(parser)
+    parser.add_argument(
+        "--tasks", required=True, metavar="NAMES", help="by commas; `all`; `mmlu` for its groups"
+    )
+    parser.add_argument(
+        "--data",
+        default="datasets",
+        metavar="PLACE",
+        help="folder of TASK/SPLIT.jsonl[.zst|.gz], a file, a URL, or `datasets` (the default): "
+        "the public sets through that package",
+    )
+    parser.add_argument("--split", default="validation", metavar="NAME")
+    parser.add_argument(
+        "--rule",
+        choices=(*_RULE_FLAGS, "both"),
+        default="olmo",
+        help="whose prompts and normalisation (docs/evaluation.md)",
+    )
+    parser.add_argument(
+        "--limit", type=whole_number(1), metavar="N", help="the first N items of each task"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write a line of JSON an item")
+
+
+def _register_perplexity(group: Subparsers[Parser]) -> None:
+    parser = add_command(
+        group,
+        "perplexity",
+        "Measure loss, perplexity and bits per byte, at the trained length and beyond.",
+        "sgt-ds eval perplexity exports/573m-sgt shards/val --tokens 1000000 --extrapolate",
+        perplexity,
+    )
+    _add_model(parser)
+    parser.add_argument(
+        "data", metavar="DATA", help="a prepared set, or .txt or JSON Lines with `text`, or a URL"
+    )
+    parser.add_argument(
+        "--window", type=whole_number(1), metavar="N", help="positions (default: as trained)"
+    )
+    parser.add_argument(
+        "--stride", type=whole_number(1), metavar="S", help="new tokens a window (default: all)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=whole_number(0),
+        default=1_000_000,
+        metavar="N",
+        help="tokens to read at most; 0 reads all (default: a million)",
+    )
+    parser.add_argument("--apart", action="store_true", help="each text by itself, not in one row")
+    parser.add_argument(
+        "--extrapolate", action="store_true", help="windows of 1, 2, 3 and 4 times the length"
+    )
+
+
+def tasks(options: argparse.Namespace) -> None:
+    """Load, score, print."""
+    _keep_deepspeed_quiet()
+    chosen = find_tasks(options.tasks)
+    rules: tuple[Rule, ...] = RULES if options.rule == "both" else (_RULE_FLAGS[options.rule],)
+    from sgt_ds.evaluation import Suite, load_questions, write_items
+    from sgt_ds.inference import load_scored_model
+    from sgt_ds.progress import Progress
+
+    questions = [
+        load_questions(task, rule, options.data, split=options.split, limit=options.limit)
+        for rule in rules
+        for task in chosen
+    ]
+    model = load_scored_model(
+        options.directory, tag=options.tag, device=options.device, dtype=options.dtype
+    )
+    suite = Suite(
+        questions, model.encoder, positions=model.positions, batch_tokens=options.batch_tokens
+    )
+    with Progress("eval", len(suite.requests), "choices") as progress:
+        values = suite.score(model.logits, model.device, on_batch=progress.advance)
+    results = suite.results(values)
+    if options.out is not None:
+        write_items(options.out, results)
+    if options.json:
+        print_json({"model": model.name, "tasks": [result.as_json() for result in results]})
+        return
+    print(_table(_task_rows(results)))
+
+
+def perplexity(options: argparse.Namespace) -> None:
+    """Load, measure, print."""
+    _keep_deepspeed_quiet()
+    from sgt_ds.errors import UserError
+    from sgt_ds.evaluation import PerplexityProbe, streams_of
+    from sgt_ds.inference import load_scored_model
+    from sgt_ds.progress import Progress
+
+    model = load_scored_model(
+        options.directory, tag=options.tag, device=options.device, dtype=options.dtype
+    )
+    window = options.window or model.positions
+    if options.stride is not None and options.stride > window:
+        raise UserError("--stride", None, f"{options.stride} exceeds the window, {window}")
+    streams = streams_of(
+        options.data, model.encoder, tokens=options.tokens or None, apart=options.apart
+    )
+    rows: list[Perplexity] = []
+    for times in _EXTRAPOLATION if options.extrapolate else (1,):
+        probe = PerplexityProbe(
+            streams,
+            window=times * window,
+            length=window,
+            stride=options.stride and times * options.stride,
+            batch_tokens=options.batch_tokens,
+        )
+        with Progress(f"window {times * window}", probe.tokens, "tokens") as progress:
+            sums = probe.score(model.logits, model.device, on_batch=progress.advance)
+        rows.append(probe.result(sums))
+    if options.json:
+        print_json(
+            {"model": model.name, "data": options.data, "windows": [row.as_json() for row in rows]}
+        )
+        return
+    print(_table(_perplexity_rows(rows)))
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Read both files, compare, print."""
+    from sgt_ds.evaluation import compare as compare_items
+    from sgt_ds.evaluation import read_items
+
+    first, second = ((path, read_items(path)) for path in (options.first, options.second))
+    rows = compare_items(
+        first, second, metric=options.metric, resamples=options.resamples, seed=options.seed
+    )
+    if options.json:
+        print_json({"comparisons": [row.as_json() for row in rows]})
+        return
+    print(_table(_comparison_rows(rows)))
+
+
+def _keep_deepspeed_quiet() -> None:
+    # Reading a checkpoint needs no accelerator, and without this DeepSpeed warns that it found none.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def _task_rows(results: list[TaskResult]) -> list[list[str]]:
+    rows = [["task", "rule", "items", "chance", "acc", "acc_norm", "bpb", "reported"]]
+    for result in results:
+        cells = [result.task, result.rule, f"{len(result.items):,}", f"{result.chance:.3f}"]
+        for metric in get_args(Metric):
+            score = result.score(metric)
+            cells.append(f"{score.value:.4f} ± {score.stderr:.4f}")
+        rows.append([*cells, result.metric])
+    return rows
+
+
+def _perplexity_rows(rows: list[Perplexity]) -> list[list[str]]:
+    table = [["window", "stride", "tokens", "loss", "perplexity", "bits/byte", "loss beyond"]]
+    for row in rows:
+        beyond = "" if row.beyond_loss is None else f"{row.beyond_loss:.4f}"
+        table.append(
+            [
+                *(str(row.window), str(row.stride), f"{row.tokens:,}", f"{row.loss:.4f}"),
+                *(f"{row.perplexity:.3f}", f"{row.bits_per_byte:.4f}", beyond),
+            ]
+        )
+    return table
+
+
+def _comparison_rows(rows: list[Comparison]) -> list[list[str]]:
+    table = [["task", "rule", "metric", "items", "A", "B", "B − A", "95%", "only A", "only B", "p"]]
+    for row in rows:
+        split: list[Any] = [row.only_first, row.only_second]
+        table.append(
+            [
+                *(row.task, row.rule, row.metric, f"{row.items:,}"),
+                *(f"{row.first:.4f}", f"{row.second:.4f}", f"{row.difference:+.4f}"),
+                f"[{row.low:+.4f}, {row.high:+.4f}]",
+                *("" if count is None else str(count) for count in split),
+                "" if row.p_value is None else f"{row.p_value:.4g}",
+            ]
+        )
+    return table
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

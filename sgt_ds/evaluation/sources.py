@@ -1,0 +1,113 @@
+"""Rows of a task's data set, from files or through `datasets`, made into items. Knows no model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sgt_ds.data import read_rows
+from sgt_ds.errors import UserError
+from sgt_ds.evaluation.items import Item, Rule
+from sgt_ds.evaluation.tasks import Row, Task
+
+HUB = "datasets"
+"""In place of a path: the public data set, through the package of that name."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A task's items under one rule."""
+
+    task: Task
+    rule: Rule
+    items: list[Item]
+
+
+def load_questions(
+    task: Task, rule: Rule, location: str, *, split: str = "validation", limit: int | None = None
+) -> Questions:
+    """Read a task's rows and ask them under a rule.
+
+    `location`: a file of JSON Lines; a folder with `SPLIT.jsonl`, or with a folder of the task's
+    name that holds it, plain, gzip or zstd; a URL of either; `datasets` for the public set of the
+    task, or `datasets:NAME[:CONFIG]`. `limit`: the first so many items.
+    Raises: UserError where nothing is there, or a row is not of the task's form.
+    """
+    items = list(itertools.islice(_items(task, rule, location, split), limit))
+    if not items:
+        raise UserError(location, task.name, f"has no row of split {split}; check --data, --split")
+    return Questions(task, rule, items)
+
+
+def _items(task: Task, rule: Rule, location: str, split: str) -> Iterator[Item]:
+    for index, (file, place, row) in enumerate(_rows(task, location, split)):
+        try:
+            item = task.ask[rule](row, str(index))
+        except KeyError as error:
+            raise UserError(
+                file, place, f"has no {error} that {task.name} knows; is it a row of this task?"
+            ) from None
+        except (ValueError, TypeError, AttributeError, IndexError) as error:
+            raise UserError(file, place, f"is no row of {task.name} ({error})") from None
+        if item is None:
+            continue
+        fault = _fault(item)
+        if fault:
+            raise UserError(file, place, f"{fault}; correct the row")
+        yield item
+
+
+def _fault(item: Item) -> str | None:
+    if not 0 <= item.answer < len(item.continuations):
+        return f"its answer {item.answer} is none of its {len(item.continuations)} choices"
+    if not all(isinstance(text, str) for text in (*item.contexts, *item.continuations)):
+        return "a text is no string"
+    if not all(text.strip() for text in item.continuations):
+        return "a choice is empty"
+    return None
+
+
+def _rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str, Row]]:
+    if location == HUB or location.startswith(f"{HUB}:"):
+        yield from _hub_rows(task, location, split)
+        return
+    for file, line, row in read_rows(_pattern(task, location, split)):
+        yield file, f"line {line}", row
+
+
+def _pattern(task: Task, location: str, split: str) -> str:
+    if any(mark in location.rsplit("/", 1)[-1] for mark in (".json", "*")):
+        return location
+    own = location.rstrip("/").rsplit("/", 1)[-1] == task.folder
+    if "://" in location:
+        base = location.rstrip("/") + ("" if own else f"/{task.folder}")
+        return f"{base}/{split}.json*"
+    folders = (Path(location), Path(location) / task.folder)
+    for folder in folders:
+        found = sorted(folder.glob(f"{split}.json*"))
+        if len(found) > 1:
+            raise UserError(folder, split, f"is there as {len(found)} files; name one of them")
+        if found:
+            return str(found[0])
+    raise UserError(
+        folders[own is False], f"{split}.jsonl", "is not there (nor with .gz or .zst); give --data"
+    )
+
+
+def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str, Row]]:
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(location, None, "needs a package; pip install 'sgt-ds[eval]'") from None
+    _, _, given = location.partition(":")
+    name, _, config = given.partition(":") if given else (task.dataset, "", task.config)
+    try:
+        rows: Any = datasets.load_dataset(name, config or None, split=split)
+    except Exception as error:  # the package lets through what its many readers raise
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(name, split, f"cannot be loaded by `datasets` ({reason})") from None
+    for number, row in enumerate(rows):
+        yield name, f"row {number}", row

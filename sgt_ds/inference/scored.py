@@ -1,0 +1,166 @@
+"""A model ready to be scored: an export, another Hugging Face folder, or a training checkpoint.
+
+Code out of the folder is never run: the model's code is this package's own or that of transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sgt_ds.errors import UserError
+from sgt_ds.evaluation import Encoder, Logits, TrainingEncoder
+from sgt_ds.inference.source import find_checkpoint, read_source, verify_source
+from sgt_ds.inference.zero import MasterWeights
+from sgt_ds.model import Transformer, loop_inputs
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Names under which a folder keeps a plain `tokenizers` file.
+_PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """What evaluation needs of a model."""
+
+    name: str
+    logits: Logits
+    encoder: Encoder
+    positions: int
+    """Length that it was trained at."""
+    device: torch.device
+
+
+def load_scored_model(
+    directory: Path, *, tag: str | None = None, device: str | None = None, dtype: str | None = None
+) -> ScoredModel:
+    """Load what `directory` holds.
+
+    `directory`: what `sgt-ds convert` wrote, any folder that stock `transformers` loads, or a
+    run, its checkpoints or one of them. `tag`: which checkpoint; the newest without. `device`: as
+    torch names it; None takes a GPU where there is one. `dtype`: bf16, fp16, fp32; None is that
+    of the files on a GPU, float32 on a CPU and for a checkpoint.
+    Raises: UserError where it can't be loaded, or has no tokenizer.
+    """
+    place = _device(device)
+    if (directory / "config.json").is_file():
+        if tag is not None:
+            raise UserError("--tag", None, f"names a checkpoint, and {directory} is a model")
+        return _from_folder(directory, place, dtype)
+    return _from_checkpoint(directory, tag, place, dtype)
+
+
+class _FolderEncoder:
+    """A folder's tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def prefix(self) -> int | None:
+        first: int | None = self._tokenizer.bos_token_id
+        return self.end if first is None else first
+
+    @property
+    def end(self) -> int | None:
+        end: int | None = self._tokenizer.eos_token_id
+        return end
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _device(name: str | None) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            "--device", None, f"'{name}' cannot be used ({reason}); give cpu or cuda"
+        ) from None
+    return device
+
+
+def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> ScoredModel:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.utils import logging as chatter
+
+    chatter.set_verbosity_error()
+    chatter.disable_progress_bar()
+    kind: Any = AutoModelForCausalLM
+    if _read_json(directory / "config.json").get("model_type") == "sgt":
+        from sgt_ds.inference.hf.modeling_sgt import SgtForCausalLM
+
+        kind = SgtForCausalLM
+    on_cpu = device.type == "cpu" and dtype is None
+    wanted: Any = torch.float32 if on_cpu else DTYPES.get(dtype or "", "auto")
+    plain: Any = AutoTokenizer
+    if (directory / "tokenizer_config.json").is_file():
+        named = _read_json(directory / "tokenizer_config.json").get("tokenizer_class")
+        plain = PreTrainedTokenizerFast if named in _PLAIN_TOKENIZERS else AutoTokenizer
+    try:
+        model: Any = kind.from_pretrained(directory, dtype=wanted).to(device).eval()
+        tokenizer = plain.from_pretrained(directory)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(directory, None, f"cannot be loaded ({first})") from None
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def logits(ids: Tensor, first: int) -> Tensor:
+        kept = {"logits_to_keep": ids.shape[1] - first} if keeps else {}
+        answer: Tensor = model(ids, use_cache=False, **kept).logits
+        return answer if keeps else answer[:, first:]
+
+    positions = getattr(model.config, "max_position_embeddings", None) or 2048
+    return ScoredModel(str(directory), logits, _FolderEncoder(tokenizer), positions, device)
+
+
+def _from_checkpoint(
+    directory: Path, tag: str | None, device: torch.device, dtype: str | None
+) -> ScoredModel:
+    path = find_checkpoint(directory, tag)
+    verify_source(path)
+    source = read_source(path)
+    if source.tokenizer is None or not source.tokenizer.is_file():
+        raise UserError(path, "tokenizer", f"{source.tokenizer} is not there; convert, and give it")
+    weights = MasterWeights(path)
+    model = Transformer(source.model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if weights.shapes.get(name) != tuple(parameter.shape):
+                raise UserError(path, name, "is not as the state tells; use another checkpoint")
+            parameter.copy_(weights.read(name, 0, parameter.numel()).view(parameter.shape))
+    model.to(device, DTYPES[dtype or "fp32"])
+    loops = loop_inputs(source.passes, device)
+
+    def logits(ids: Tensor, first: int) -> Tensor:
+        answer: Tensor = model(ids, loops=loops).logits
+        return answer[:, first:]
+
+    return ScoredModel(
+        str(path),
+        logits,
+        TrainingEncoder.from_file(source.tokenizer),
+        source.sequence_length or 2048,
+        device,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(path, None, f"cannot be read ({error})") from None
+    return values if isinstance(values, dict) else {}
