@@ -48,6 +48,21 @@ class RunLayout:
         return self.logs / "starts.jsonl"
 
     @property
+    def targets(self) -> Path:
+        """Where the ranks' exporters are since the newest start, for Prometheus' file_sd."""
+        return self.run_dir / "targets.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files of TensorBoard."""
+        return self.run_dir / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        """Files of Weights & Biases."""
+        return self.run_dir / "wandb"
+
+    @property
     def exporter_counters(self) -> Path:
         """Where the exported counters stand as scrapers last saw them."""
         return self.run_dir / "control" / "counters.json"
@@ -61,6 +76,10 @@ class RunLayout:
     def set_aside(self) -> Path:
         """What rollbacks took away: one folder each, laid out as a run directory."""
         return self.run_dir / "set-aside"
+
+    def signs_of_life(self, launch: str) -> Path:
+        """Where the ranks of one launch tell where they stand."""
+        return self.run_dir / "control" / "ranks" / launch
 
     @property
     def stop_request(self) -> Path:

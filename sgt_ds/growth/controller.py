@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +70,8 @@ class GrowthController:
         """Moving average as of the newest measurement that was drained."""
         self.not_finite = 0
         """Measured updates so far in which some head's entropy was not finite."""
+        self.collective_seconds = 0.0
+        """Time that this rank has spent in collectives that the host waits for."""
         self.journal = journal
         self._growth, self._num_heads = growth, model.num_heads
         self._shape = (model.num_layers, model.num_heads, 3)
@@ -171,7 +175,8 @@ class GrowthController:
         digest = hashlib.sha256(self.state.canonical().encode()).digest()
         own = torch.tensor(list(digest), dtype=torch.uint8)
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(gathered, own, group=self._group)
+        with self._collective():
+            dist.all_gather(gathered, own, group=self._group)
         digests = [bytes(found.tolist()) for found in gathered]
         counted = Counter(digests)
         reference = max(digests, key=lambda found: counted[found])  # the first of equal counts
@@ -236,9 +241,10 @@ class GrowthController:
     def _drain(self) -> None:
         if not self._queue:
             return
-        for queued in self._queue:
-            if queued.work is not None:
-                queued.work.wait()
+        with self._collective():
+            for queued in self._queue:
+                if queued.work is not None:
+                    queued.work.wait()
         # One copy to the host for the whole queue.
         faults: list[tuple[int, int, int]] = []
         totals = torch.stack([queued.sums for queued in self._queue]).cpu().numpy()
@@ -271,13 +277,22 @@ class GrowthController:
         text = b"" if decision is None else _canonical(decision)
         size = torch.tensor([len(text)], dtype=torch.int64)
         source = dist.get_global_rank(self._group, 0)
-        dist.broadcast(size, source, group=self._group)
-        if decision is None:
-            content = torch.empty(int(size), dtype=torch.uint8)
-        else:
-            content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        dist.broadcast(content, source, group=self._group)
+        with self._collective():
+            dist.broadcast(size, source, group=self._group)
+            if decision is None:
+                content = torch.empty(int(size), dtype=torch.uint8)
+            else:
+                content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            dist.broadcast(content, source, group=self._group)
         return Decision.from_json(json.loads(content.numpy().tobytes()))
+
+    @contextmanager
+    def _collective(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.collective_seconds += time.perf_counter() - started
 
     def _note(self, decision: Decision, flops: int) -> None:
         if self.journal is not None:

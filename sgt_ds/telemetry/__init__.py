@@ -1,14 +1,15 @@
 """What operators see of a run: metric definitions, the exporters, scrape targets."""
 
+from sgt_ds.telemetry.certificate import Certificate
 from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.hardware import HardwareSampler
 from sgt_ds.telemetry.metric import STEP_PARTS, Metric
 from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
-from sgt_ds.telemetry.server import Certificate
 from sgt_ds.telemetry.snapshot import DeviceMemory
-from sgt_ds.telemetry.targets import TargetGroup, targets
+from sgt_ds.telemetry.targets import TargetGroup, own_target, targets
+from sgt_ds.telemetry.trackers import Tracker, tensorboard, wandb
 
 __all__ = [
     "METRICS",
@@ -20,6 +21,10 @@ __all__ = [
     "Metric",
     "StepRecord",
     "TargetGroup",
+    "Tracker",
+    "own_target",
     "peak_flops",
     "targets",
+    "tensorboard",
+    "wandb",
 ]

@@ -1,7 +1,6 @@
 """The exporter of one rank: training tells it what happened, Prometheus reads it over HTTP.
 
-No method that training calls after `start` raises or waits. Knows no torch and no file of the run
-but the one in which it keeps what scrapers have seen.
+No method that training calls after `start` raises or waits. Knows no torch and no file of the run.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,8 +19,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from sgt_ds.files import write_text_atomically
 from sgt_ds.telemetry.hardware import HardwareSampler
+from sgt_ds.telemetry.kept_counters import KeptCounters
 from sgt_ds.telemetry.metric import INFO_LABELS, MARGIN_KINDS, RULES, STALL_REASONS
 from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.server import Endpoint, MetricsServer
@@ -33,6 +32,8 @@ from sgt_ds.telemetry.snapshot import (
     families,
     highest,
 )
+from sgt_ds.telemetry.targets import TargetGroup
+from sgt_ds.telemetry.trackers import Tracker
 
 log = logging.getLogger("sgt_ds")
 
@@ -66,6 +67,7 @@ class Exporter(Collector):
         run_steps: int | None = None,
         counters_file: Path | None = None,
         hardware: HardwareSampler | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         """Nothing listens before `start`.
 
@@ -75,12 +77,15 @@ class Exporter(Collector):
         `counters_file`: where the model-wide counters stand as scrapers last saw them, so that a
         run that crashed and resumed at an older checkpoint does not serve lower ones.
         `hardware`: what the machine says of itself; started and closed with the exporter.
+        `trackers`: get every logged update as well; closed with the exporter.
         """
         unknown = info.keys() - set(INFO_LABELS)
         if unknown:
             raise ValueError(f"sgt_run_info has no label {sorted(unknown)}; it has {INFO_LABELS}")
         self._endpoint, self._local_rank = config, local_rank
-        self._counters_file = counters_file if model_wide else None
+        self._kept: KeptCounters | None = None
+        if counters_file is not None and model_wide:
+            self._kept = KeptCounters(counters_file)
         self._snapshot = Snapshot(
             rank=rank,
             model_wide=model_wide,
@@ -91,7 +96,7 @@ class Exporter(Collector):
             step_timestamp=time.time(),
             run_steps=run_steps,
         )
-        self._hardware = hardware
+        self._hardware, self._trackers = hardware, trackers
         self._floors: Counters = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -101,18 +106,21 @@ class Exporter(Collector):
         self._scrape_failures = 0
         self._rendering = threading.Lock()
         self._rendered: dict[str, tuple[float, Snapshot, bytes]] = {}
-        self._keeping = threading.Lock()
-        self._kept = ""
         self._end_seen = threading.Event()
         self._last_scrape = float("-inf")
 
     def start(self) -> None:
         """Begin to serve. Raises: UserError where the address cannot be bound (telemetry.port)."""
-        if self._counters_file is not None:
-            self._floors = highest(self._floors, _read_counters(self._counters_file))
+        if self._kept is not None:
+            self._floors = highest(self._floors, self._kept.read())
         self._server = MetricsServer(self._endpoint, self._local_rank, self._render)
         if self._hardware is not None:
             self._hardware.start()
+
+    def serve_targets(self, groups: Sequence[TargetGroup]) -> None:
+        """Serve where all ranks are scraped, for Prometheus' http_sd. After `start`."""
+        if self._server is not None:
+            self._server.serve_targets(json.dumps(groups))
 
     @property
     def port(self) -> int:
@@ -125,6 +133,8 @@ class Exporter(Collector):
         `wait_seconds`: after `finish`, how long to wait at most until a scraper has read the end;
         nothing is waited for where nobody scraped of late.
         """
+        for tracker in self._trackers:
+            tracker.close()
         if self._server is None:
             return
         scraped = time.monotonic() - self._last_scrape < SCRAPER_GONE_AFTER_SECONDS
@@ -197,6 +207,8 @@ class Exporter(Collector):
             )
 
         self._change("publish", change)
+        for tracker in self._trackers:
+            tracker.put(self._snapshot)
 
     def publish_skip(self) -> None:
         """An update was skipped."""
@@ -336,38 +348,12 @@ class Exporter(Collector):
                     self._scrape_failed(error)
                     raise
                 self._rendered = {content_type: (time.monotonic(), snapshot, body)}
-        self._keep_counters()
+        if self._kept is not None:
+            try:
+                self._kept.keep(highest(counters_of(snapshot), self._floors))
+            except OSError as error:
+                self._scrape_failed(error)
         self._last_scrape = time.monotonic()
         if snapshot.run_state != "running":
             self._end_seen.set()
         return content_type, body
-
-    def _keep_counters(self) -> None:
-        """Remember what this scrape saw. One thread at a time: a disk may hang, scrapes may not."""
-        if self._counters_file is None or not self._keeping.acquire(blocking=False):
-            return
-        try:
-            text = json.dumps(highest(counters_of(self._snapshot), self._floors))
-            if text != self._kept:
-                write_text_atomically(self._counters_file, text + "\n")
-                self._kept = text
-        except OSError as error:
-            self._scrape_failed(error)
-        finally:
-            self._keeping.release()
-
-
-def _read_counters(path: Path) -> Counters:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            str(name): {str(label): float(value) for label, value in series.items()}
-            for name, series in values.items()
-        }
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        log.warning(
-            "telemetry: %s not readable, counters may fall at this restart: %s", path, error
-        )
-        return {}

@@ -1,4 +1,4 @@
-"""A small HTTP(S) server for metrics and health. Knows no metric and no run.
+"""A small HTTP(S) server for metrics, health and scrape targets. Knows no metric and no run.
 
 `prometheus_client`'s own `start_http_server` was left aside for three faults that matter here:
 it shakes hands in the accept loop, so that one client that connects to a TLS port and says nothing
@@ -11,17 +11,19 @@ import errno
 import gzip
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client.exposition import gzip_accepted
+from pydantic import SecretStr
 
 from sgt_ds.errors import UserError
+from sgt_ds.telemetry.certificate import Certificate
+from sgt_ds.telemetry.credentials import Credentials
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -30,6 +32,9 @@ log = logging.getLogger("sgt_ds")
 
 CONNECTION_TIMEOUT_SECONDS = 10.0
 MOST_CONNECTIONS = 256
+
+# How far `port_in_use: next` looks: more than the ranks of a few runs on one host.
+MOST_PORTS_TRIED = 64
 
 Render = Callable[[str], tuple[str, bytes]]
 """Accept header in, content type and body out."""
@@ -43,11 +48,23 @@ class Endpoint(Protocol):
     @property
     def port(self) -> int: ...
     @property
+    def port_in_use(self) -> Literal["error", "next"]: ...
+    @property
     def certificate(self) -> Path | None: ...
     @property
     def private_key(self) -> Path | None: ...
     @property
     def client_ca(self) -> Path | None: ...
+    @property
+    def username(self) -> str | None: ...
+    @property
+    def password(self) -> SecretStr | None: ...
+    @property
+    def password_file(self) -> Path | None: ...
+
+
+class PortInUse(UserError):
+    """Another process listens there."""
 
 
 class _Handler(WSGIRequestHandler):
@@ -102,57 +119,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         log.debug("telemetry: connection of %s failed", client_address, exc_info=True)
 
 
-class Certificate:
-    """The server's certificate, read anew when its file changes."""
-
-    def __init__(self, certificate: Path, private_key: Path, client_ca: Path | None) -> None:
-        self._certificate, self._private_key = certificate, private_key
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        if client_ca is not None:
-            self._context.verify_mode = ssl.CERT_REQUIRED
-            try:
-                self._context.load_verify_locations(client_ca)
-            except OSError as error:  # ssl.SSLError is one
-                raise UserError(
-                    client_ca, "telemetry.client_ca", f"cannot be loaded ({error}); give a PEM file"
-                ) from None
-        self._loaded = self._written()
-        try:
-            self._load()
-        except OSError as error:
-            raise UserError(
-                certificate,
-                "telemetry.certificate",
-                f"cannot be loaded with {private_key} ({error}); give a PEM pair without password",
-            ) from None
-
-    def wrap(self, connection: socket.socket) -> ssl.SSLSocket:
-        """Speak TLS on an accepted connection; the handshake comes with the first read."""
-        written = self._written()
-        if written != self._loaded:
-            self._loaded = written
-            try:
-                self._load()
-                log.info("telemetry: certificate %s read anew", self._certificate)
-            except OSError as error:
-                log.warning("telemetry: new certificate not usable, old one kept: %s", error)
-        return self._context.wrap_socket(
-            connection, server_side=True, do_handshake_on_connect=False
-        )
-
-    def _load(self) -> None:
-        # An empty password makes an encrypted key fail; without one OpenSSL would ask a terminal.
-        self._context.load_cert_chain(self._certificate, self._private_key, password=lambda: "")
-
-    def _written(self) -> tuple[float, ...]:
-        try:
-            return tuple(p.stat().st_mtime for p in (self._certificate, self._private_key))
-        except (
-            OSError
-        ):  # being replaced, or gone: loading says so at start, later the old one stays
-            return ()
-
-
 class MetricsServer:
     """Serves `/metrics` and `/health` from a thread until `close`."""
 
@@ -168,8 +134,14 @@ class MetricsServer:
         tls = None
         if endpoint.certificate is not None and endpoint.private_key is not None:
             tls = Certificate(endpoint.certificate, endpoint.private_key, endpoint.client_ca)
+        self._credentials: Credentials | None = None
+        if endpoint.username is not None:
+            self._credentials = Credentials(
+                endpoint.username, endpoint.password, endpoint.password_file
+            )
         self._render = render
-        self._server = _bind(endpoint.host, port, tls)
+        self._targets: bytes | None = None
+        self._server = _bind_first_free(endpoint, port, tls)
         self._server.set_app(self._respond)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="sgt-telemetry", daemon=True
@@ -185,6 +157,10 @@ class MetricsServer:
         """Whether the accepting thread runs."""
         return self._thread.is_alive()
 
+    def serve_targets(self, document: str) -> None:
+        """Serve the scrape targets of all ranks as well, at `/targets` (Prometheus http_sd)."""
+        self._targets = document.encode()
+
     def close(self) -> None:
         """Stop accepting and release the port; connections under way end by themselves."""
         self._server.shutdown()
@@ -195,6 +171,14 @@ class MetricsServer:
         headers = [("Content-Type", "text/plain; charset=utf-8")]
         if environ["REQUEST_METHOD"] != "GET":
             status, body = "405 Method Not Allowed", b"GET only\n"
+        elif environ["PATH_INFO"] == "/health":
+            status, body = "200 OK", b"ok\n"
+        elif not self._may_read(environ):
+            status, body = "401 Unauthorized", b"name and password, please\n"
+            headers.append(("WWW-Authenticate", 'Basic realm="sgt-ds", charset="UTF-8"'))
+        elif environ["PATH_INFO"] == "/targets" and self._targets is not None:
+            status, body = "200 OK", self._targets
+            headers = [("Content-Type", "application/json")]
         elif environ["PATH_INFO"] == "/metrics":
             try:
                 content_type, body = self._render(environ.get("HTTP_ACCEPT", ""))
@@ -205,12 +189,25 @@ class MetricsServer:
                 if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
                     body = gzip.compress(body, compresslevel=1)
                     headers.append(("Content-Encoding", "gzip"))
-        elif environ["PATH_INFO"] == "/health":
-            status, body = "200 OK", b"ok\n"
         else:
-            status, body = "404 Not Found", b"only /metrics and /health\n"
+            status, body = "404 Not Found", b"only /metrics, /health and, on rank 0, /targets\n"
         start_response(status, [*headers, ("Content-Length", str(len(body)))])
         return [body]
+
+    def _may_read(self, environ: WSGIEnvironment) -> bool:
+        credentials = self._credentials
+        return credentials is None or credentials.accept(environ.get("HTTP_AUTHORIZATION", ""))
+
+
+def _bind_first_free(endpoint: Endpoint, port: int, tls: Certificate | None) -> _Server:
+    """On `port`, or on the next one that is free where the endpoint says so."""
+    last = min(port + MOST_PORTS_TRIED, 65535) if endpoint.port_in_use == "next" else port
+    for candidate in range(port, last):
+        try:
+            return _bind(endpoint.host, candidate, tls)
+        except PortInUse:
+            log.info("telemetry: port %d is in use, trying the next", candidate)
+    return _bind(endpoint.host, last, tls)
 
 
 def _bind(host: str, port: int, tls: Certificate | None) -> _Server:
@@ -222,7 +219,7 @@ def _bind(host: str, port: int, tls: Certificate | None) -> _Server:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             mend = f"port {port} is in use; free it or choose another telemetry.port"
-            raise UserError(where, "telemetry.port", mend) from None
+            raise PortInUse(where, "telemetry.port", mend) from None
         if error.errno == errno.EACCES:
             mend = f"port {port} needs privileges; choose one above 1023"
             raise UserError(where, "telemetry.port", mend) from None

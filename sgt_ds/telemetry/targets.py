@@ -1,11 +1,14 @@
-"""Scrape targets of a run in Prometheus' file_sd form. Knows no hostfile syntax."""
+"""Scrape targets in the form of Prometheus' file_sd and http_sd. Knows no hostfile syntax."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from typing import TypedDict
 
 from sgt_ds.errors import UserError
+
+EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 class TargetGroup(TypedDict):
@@ -30,12 +33,23 @@ def targets(hosts: Iterable[tuple[str, int]], *, run: str, port: int) -> list[Ta
                 None,
                 f"{port} leaves no ports for {slots} ranks of {host}; choose another",
             )
-        address = f"[{host}]" if ":" in host else host  # IPv6
         for local_rank in range(slots):
-            groups.append(
-                {
-                    "targets": [f"{address}:{port + local_rank}"],
-                    "labels": {"run": run, "host": host, "rank": str(len(groups))},
-                }
-            )
+            groups.append(_group(host, host, port + local_rank, run, len(groups)))
     return groups
+
+
+def own_target(bound: str, port: int, *, run: str, rank: int) -> TargetGroup:
+    """The target of an exporter in this process. `bound`: the address that it listens on.
+
+    One that listens on all addresses is announced under this host's name.
+    """
+    name = socket.gethostname()
+    return _group(name, name if bound in EVERY_ADDRESS else bound, port, run, rank)
+
+
+def _group(host: str, address: str, port: int, run: str, rank: int) -> TargetGroup:
+    where = f"[{address}]" if ":" in address else address  # IPv6
+    return {
+        "targets": [f"{where}:{port}"],
+        "labels": {"run": run, "host": host, "rank": str(rank)},
+    }

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from sgt_ds import __version__
-from sgt_ds.config import RunConfig, RunLayout, config_hash, prepare_run_directory
+from sgt_ds.config import RunConfig, RunLayout, prepare_run_directory
 from sgt_ds.data import Loader, check_data, open_token_set, validation_batches
 from sgt_ds.flops import FlopsCounter, earliest_outcome
 from sgt_ds.growth import (
@@ -21,13 +20,15 @@ from sgt_ds.growth import (
     settled_growth,
 )
 from sgt_ds.model import Transformer
-from sgt_ds.telemetry import Exporter, peak_flops
+from sgt_ds.telemetry import peak_flops
 from sgt_ds.training.engine import Ranks, build_engine
 from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.faults import Requests
+from sgt_ds.training.parts import StepParts
 from sgt_ds.training.resume import RunCheckpoints, restore
 from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
 from sgt_ds.training.start import checked_start, load_start
+from sgt_ds.training.telemetry import start_telemetry
 from sgt_ds.training.trainer import Trainer
 from sgt_ds.training.validation import ValidationLoss
 
@@ -76,6 +77,8 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         log.info("weights of %s", path)
     model = model.to(ranks.device)
     engine = build_engine(model, config, ranks, config_file)
+    parts = StepParts(ranks.device)
+    parts.time_reduction(engine)
     loader = Loader(
         data.train,
         sequence_length=data.sequence_length,
@@ -118,13 +121,14 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         loader=loader,
         growth=growth,
         flops=FlopsCounter(config.model, data.sequence_length),
-        telemetry=_start_telemetry(config, ranks),
+        telemetry=start_telemetry(config, ranks),
         metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
         checkpoints=RunCheckpoints(config, ranks, engine, tokenizer=tokenizer),
         requests=Requests(layout),
         validation=_validation(config, ranks, engine),
         peak_flops=_peak_flops(ranks.device),
         planned_overhead=planned.overhead_at,
+        parts=parts,
     )
 
 
@@ -155,29 +159,6 @@ def _validation(config: RunConfig, ranks: Ranks, engine: Any) -> ValidationLoss 
         document_starts=config.data.document_mask,
     )
     return ValidationLoss(engine.module, batches, ranks.device)
-
-
-def _start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
-    if not config.telemetry.enabled:
-        return None
-    exporter = Exporter(
-        config.telemetry,
-        model_wide=ranks.is_main,
-        local_rank=ranks.local_rank,
-        rank=ranks.rank,
-        info={
-            "run": config.run_dir.name,
-            "method": config.method,
-            "preset": config.preset or "custom",
-            "version": __version__,
-            "config_hash": config_hash(config),
-        },
-        model=config.model,
-        run_steps=config.training.steps,
-        counters_file=RunLayout(config.run_dir).exporter_counters,
-    )
-    exporter.start()
-    return exporter
 
 
 def _peak_flops(device: torch.device) -> float | None:

@@ -20,6 +20,7 @@ from sgt_ds.progress import duration
 from sgt_ds.telemetry import Exporter, StepRecord
 from sgt_ds.training.engine import Ranks, set_learning_rate
 from sgt_ds.training.faults import Requests, SkippedSteps
+from sgt_ds.training.parts import StepParts
 from sgt_ds.training.run_directory import MetricsFile
 from sgt_ds.training.schedule import learning_rate
 from sgt_ds.training.totals import StepTotals
@@ -71,6 +72,7 @@ class Trainer:
         validation: ValidationLoss | None,
         peak_flops: float | None,
         planned_overhead: Callable[[int], float],
+        parts: StepParts,
     ) -> None:
         """`validation`: None without a validation set. `peak_flops`: of one device, None where
         unknown. `planned_overhead`: the cumulative FLOPs overhead that is planned at a step.
@@ -88,6 +90,7 @@ class Trainer:
         self.validation = validation
         self.peak_flops = peak_flops
         self.planned_overhead = planned_overhead
+        self.parts = parts
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
         self._started_at = (0.0, 0)  # seconds and step at which this process began to train
@@ -147,16 +150,19 @@ class Trainer:
         totals = StepTotals(self.ranks.device)
         for sample in self.loader.next_step():  # token ids, int64 (sequences, positions + 1)
             ids, document_starts = sample.to(self.ranks.device)
-            output = self.engine(
-                ids[:, :-1],
-                ids[:, 1:],
-                loops=loops,
-                measure=measure,
-                document_starts=document_starts,
-            )
-            self.engine.backward(output.loss)
+            with self.parts.device("forward"):
+                output = self.engine(
+                    ids[:, :-1],
+                    ids[:, 1:],
+                    loops=loops,
+                    measure=measure,
+                    document_starts=document_starts,
+                )
+            with self.parts.device("backward"):
+                self.engine.backward(output.loss)
             totals.add(output)
-            self.engine.step()  # updates on the last micro-batch only
+            with self.parts.device("optimizer"):
+                self.engine.step()  # updates on the last micro-batch only
 
         tokens = training.global_batch_size * self.config.data.sequence_length
         clock.tokens += tokens
@@ -168,11 +174,13 @@ class Trainer:
             return False
         self.skips.applied()
         clock.step += 1
-        if totals.entropy is not None:
-            self.growth.observe(clock.step, totals.entropy)
-        self.decide()
+        with self.parts.host("growth"):
+            if totals.entropy is not None:
+                self.growth.observe(clock.step, totals.entropy)
+            self.decide()
         seconds = time.perf_counter() - started
         if self.telemetry is not None:
+            self.parts.read_passed()
             self.telemetry.observe_step(clock.step, seconds, self.loader.wait_seconds)
         if clock.step % training.log_every == 0 or clock.step == training.steps:
             self._report_step(totals.mean_loss(), rate, seconds)
@@ -205,8 +213,10 @@ class Trainer:
 
     def save(self) -> None:
         """Save a checkpoint. Collective."""
-        self.growth.flush()  # the journal first: resume cuts it back to here
-        seconds = self.checkpoints.save(self.clock.step, self.state_dict())
+        with self.parts.host("growth"):
+            self.growth.flush()  # the journal first: resume cuts it back to here
+        with self.parts.host("checkpoint"):
+            seconds = self.checkpoints.save(self.clock.step, self.state_dict())
         self._saved_step = self.clock.step
         log.info("step %d: checkpoint saved in %.1f s", self.clock.step, seconds)
         if self.telemetry is not None:
@@ -261,11 +271,22 @@ class Trainer:
         validates = last or step % training.validate_every == 0
         saves = last or step % self.config.checkpoint.every == 0
         if validates and self.validation is not None:
-            self._validate(self.validation)
+            with self.parts.host("validation"):
+                self._validate(self.validation)
         if saves:
             self.save()
         if validates or saves:  # their time is no part of the training's throughput
             self._last_logged = (time.perf_counter(), self.clock.tokens)
+            self._publish_rank()
+
+    def _publish_rank(self) -> None:
+        if self.telemetry is not None:
+            self.parts.read_passed()
+            self.telemetry.publish_rank(
+                part_seconds={**self.parts.seconds(), "data": self.loader.wait_seconds},
+                collective_seconds=self.growth.collective_seconds,
+                device_memory=self.parts.device_memory(),
+            )
 
     def _end_with_the_data(self) -> None:
         log.info(
@@ -292,7 +313,9 @@ class Trainer:
 
     def _report_step(self, loss: float, rate: float, seconds: float) -> None:
         """Log, metrics row and model-wide series; the one place that waits for the device."""
-        self.growth.flush()
+        with self.parts.host("growth"):
+            self.growth.flush()
+        self._publish_rank()
         now, (then, tokens_then) = time.perf_counter(), self._last_logged
         self._last_logged = (now, self.clock.tokens)
         speed = (self.clock.tokens - tokens_then) / (now - then)

@@ -1,0 +1,74 @@
+"""Name and password that a scraper must give, HTTP basic authentication. Knows no server."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import logging
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from sgt_ds.errors import UserError
+
+log = logging.getLogger("sgt_ds")
+
+
+class Credentials:
+    """One name and its password; from a file, that is read anew when it changes."""
+
+    def __init__(self, username: str, password: SecretStr | None, file: Path | None) -> None:
+        """Raises: UserError where the password is missing, empty or only its asterisks."""
+        self._username, self._file = username, file
+        self._read = self._written()
+        if file is not None:
+            try:
+                self._password = _first_line(file)
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    file, "telemetry.password_file", f"cannot be read ({error}); give a text file"
+                ) from None
+        else:
+            self._password = "" if password is None else password.get_secret_value()
+        where = "telemetry.password" if file is None else "telemetry.password_file"
+        if not self._password.strip("*"):
+            raise UserError(
+                file or "the configuration",
+                where,
+                "holds no password (run.yaml shows asterisks in its place); give it again",
+            )
+
+    def accept(self, authorization: str) -> bool:
+        """Whether a request's Authorization header holds them."""
+        scheme, _, encoded = authorization.partition(" ")
+        try:
+            given = base64.b64decode(encoded.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            return False
+        self._reread()
+        wanted = f"{self._username}:{self._password}".encode()
+        return scheme.lower() == "basic" and hmac.compare_digest(given, wanted)
+
+    def _reread(self) -> None:
+        written = self._written()
+        if self._file is None or written is None or written == self._read:
+            return
+        try:
+            password = _first_line(self._file)
+        except (OSError, ValueError) as error:
+            log.warning("telemetry: %s not readable, old password kept: %s", self._file, error)
+            return
+        if password:
+            self._password, self._read = password, written
+            log.info("telemetry: password of %s read anew", self._file)
+
+    def _written(self) -> float | None:
+        try:
+            return None if self._file is None else self._file.stat().st_mtime
+        except OSError:
+            return None
+
+
+def _first_line(file: Path) -> str:
+    return (file.read_text(encoding="utf-8").splitlines() or [""])[0].strip()

@@ -1,0 +1,114 @@
+"""The exporters of a run's ranks, and what rank 0 tells of all of them: joins telemetry and run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+from importlib.metadata import version
+
+import torch
+import torch.distributed as dist
+
+from sgt_ds import __version__
+from sgt_ds.config import RunConfig, RunLayout, config_hash
+from sgt_ds.errors import UserError
+from sgt_ds.files import write_text_atomically
+from sgt_ds.telemetry import (
+    Exporter,
+    HardwareSampler,
+    TargetGroup,
+    Tracker,
+    own_target,
+    tensorboard,
+    wandb,
+)
+from sgt_ds.training.engine import Ranks
+
+log = logging.getLogger("sgt_ds")
+
+
+def start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
+    """Serve metrics from every rank; None where `telemetry.enabled` is false. Collective.
+
+    Raises: UserError on all ranks where one cannot serve.
+    """
+    if not config.telemetry.enabled:
+        return None
+    exporter: Exporter | None = None
+    told: tuple[str, str | None, str] | TargetGroup
+    run = config.run_dir.name
+    try:
+        exporter = _exporter(config, ranks)
+        exporter.start()
+        told = own_target(config.telemetry.host, exporter.port, run=run, rank=ranks.rank)
+    except UserError as error:
+        told = (error.file, error.field, error.mend)
+    everyone: list[tuple[str, str | None, str] | TargetGroup] = [told] * ranks.world_size
+    dist.all_gather_object(everyone, told, group=ranks.host_group)
+    groups: list[TargetGroup] = []
+    for answer in everyone:
+        if isinstance(answer, tuple):
+            raise UserError(*answer, everywhere=True)
+        groups.append(answer)
+    if exporter is not None and ranks.is_main:
+        exporter.serve_targets(groups)
+        _write_targets(config, groups)
+    return exporter
+
+
+def _exporter(config: RunConfig, ranks: Ranks) -> Exporter:
+    layout, cuda = RunLayout(config.run_dir), ranks.device.type == "cuda"
+    return Exporter(
+        config.telemetry,
+        model_wide=ranks.is_main,
+        local_rank=ranks.local_rank,
+        rank=ranks.rank,
+        info={
+            "run": config.run_dir.name,
+            "method": config.method,
+            "preset": config.preset or "custom",
+            "version": __version__,
+            "config_hash": config_hash(config),
+            "world_size": str(ranks.world_size),
+            "device": torch.cuda.get_device_name(ranks.device) if cuda else "cpu",
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "deepspeed": version("deepspeed"),
+        },
+        model=config.model,
+        run_steps=config.training.steps,
+        counters_file=layout.exporter_counters,
+        hardware=HardwareSampler(
+            config.run_dir,
+            # As NVML names it, whatever CUDA_VISIBLE_DEVICES makes of the numbers.
+            f"GPU-{torch.cuda.get_device_properties(ranks.device).uuid}" if cuda else None,
+        ),
+        trackers=_trackers(config) if ranks.is_main else (),
+    )
+
+
+def _trackers(config: RunConfig) -> list[Tracker]:
+    layout, telemetry = RunLayout(config.run_dir), config.telemetry
+    trackers = []
+    if telemetry.tensorboard:
+        trackers.append(tensorboard(layout.tensorboard))
+    if telemetry.wandb is not None:
+        trackers.append(
+            wandb(
+                telemetry.wandb,
+                layout.wandb,
+                run=config.run_dir.name,
+                config=config.model_dump(mode="json"),
+            )
+        )
+    return trackers
+
+
+def _write_targets(config: RunConfig, groups: list[TargetGroup]) -> None:
+    """For a Prometheus that reads the run directory: where the ranks are since this start."""
+    path = RunLayout(config.run_dir).targets
+    try:
+        write_text_atomically(path, json.dumps(groups, indent=2) + "\n")
+    except OSError as error:
+        log.warning("telemetry: %s cannot be written: %s", path, error)
