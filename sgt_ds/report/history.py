@@ -6,10 +6,9 @@ import math
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
@@ -297,5 +296,6 @@ def _text(path: Path) -> str:
         raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
 
 
-def _age(files: Any) -> float:
-    return max(0.0, time.time() - max(file.stat().st_mtime for file in files))
+def _age(files: Iterable[Path]) -> float:
+    newest: float = max(file.stat().st_mtime for file in files)
+    return max(0.0, time.time() - newest)

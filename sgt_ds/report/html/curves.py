@@ -6,8 +6,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from sgt_ds.flops import Outcome
 from sgt_ds.report.history import RunHistory, Update
-from sgt_ds.report.html.lines import Moment, Series, line_plot
+from sgt_ds.report.html.lines import Form, Moment, Series, line_plot
 from sgt_ds.report.html.markup import Markup
 
 _ABSCISSAS = {"step": "step", "tokens": "tokens", "flops": "cumulative FLOPs"}
@@ -96,17 +97,18 @@ def optimizer_plots(runs: Sequence[RunHistory]) -> list[Markup | None]:
 def overhead_plot(run: RunHistory) -> Markup | None:
     """FLOPs beyond vanilla: measured, planned at the earliest, and planned with this run's growth."""
     series = _by_step([run], lambda update: update.overhead_ratio)
-    series = [Series("measured", one.xs, one.ys, 0) for one in series]
+    series = [Series("measured", one.xs, one.ys, 0, "wide") for one in series]
     if run.planned is not None:
         end = max(run.last_step, 1)
         steps = [end * index / 200 for index in range(1, 201)]
-        for name, outcome, colour, form in (
+        plans: tuple[tuple[str, Outcome, int, Form], ...] = (
             ("planned, growth at every window", run.planned.earliest, 1, "dashed"),
             ("planned, with this run's growth", run.planned.own, 2, "dotted"),
-        ):
+        )
+        for name, outcome, colour, form in plans:
             planned = [outcome.overhead_at(max(1, round(step))) for step in steps]
             whole = [float(max(1, round(step))) for step in steps]
-            series.append(Series(name, whole, planned, colour, form))  # type: ignore[arg-type]
+            series.append(Series(name, whole, planned, colour, form))
     return line_plot(
         "FLOPs beyond vanilla",
         "Cumulative, as a share of what the same tokens cost without loops.",
@@ -167,7 +169,7 @@ def _losses(runs: Sequence[RunHistory], key: str) -> list[Series]:
 
 
 def _by_step(
-    runs: Sequence[RunHistory], value: Callable[[Update], float], form: str = "line"
+    runs: Sequence[RunHistory], value: Callable[[Update], float], form: Form = "line"
 ) -> list[Series]:
     return [
         Series(
@@ -175,7 +177,7 @@ def _by_step(
             [update.step for update in run.updates],
             [value(update) for update in run.updates],
             colour,
-            form,  # type: ignore[arg-type]
+            form,
         )
         for colour, run in enumerate(runs)
     ]
@@ -196,7 +198,7 @@ def _interpolated(run: RunHistory, key: str, at: float) -> float:
         return math.nan
     before, after = points[index - 1], points[index]
     share = (at - places[index - 1]) / (places[index] - places[index - 1])
-    return before.loss + share * (after.loss - before.loss)
+    return before.loss + float(share) * (after.loss - before.loss)
 
 
 def _exp(value: float) -> float:

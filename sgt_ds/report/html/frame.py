@@ -34,7 +34,7 @@ def figure(
 
     `kind`: a class of the style sheet, which gives the height.
     """
-    x_ticks, y_ticks = list(x.ticks() if x_ticks is None else x_ticks), list(y_ticks)
+    x_ticks, y_ticks = _across(x) if x_ticks is None else list(x_ticks), list(y_ticks)
     lines = [_line(place, across=False) for place, _ in x_ticks] if grid else []
     lines += [_line(place, across=True) for place, _ in y_ticks] if grid else []
     picture = tag(
@@ -96,6 +96,12 @@ def note_at(
     if within is not None:
         style += f";max-width:{100 * within:.2f}%"
     return tag("span", text, class_=class_, style=style)
+
+
+def _across(x: Axis) -> list[tuple[float, str]]:
+    """Ticks of a horizontal axis: fewer where their texts are long."""
+    ticks = x.ticks()
+    return x.ticks(3) if max((len(text) for _, text in ticks), default=0) > 5 else ticks
 
 
 def _row(cells: Sequence[Child]) -> Markup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sgt_ds.growth import Loop, State
 from sgt_ds.report.history import RunHistory
@@ -17,7 +17,7 @@ MOST_COLUMNS = 96
 MOST_HEAD_LABELS = 16
 
 
-def depth_timeline(run: RunHistory) -> Markup | None:
+def depth_timeline(run: RunHistory, _: Sequence[RunHistory]) -> Markup | None:
     """When which layer looped how deep; None where the run tells of no layer."""
     layers = _layers(run)
     if not layers:
@@ -49,11 +49,15 @@ def depth_timeline(run: RunHistory) -> Markup | None:
     )
 
 
-def entropy_map(run: RunHistory) -> Markup | None:
-    """Layer × time, loops outlined; None before the first measurement."""
+def entropy_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
+    """Layer × time, loops outlined; None before the first measurement.
+
+    `runs`: those it stands beside; one colour means the same in all of them.
+    """
     return _map_over_time(
         run,
         run.entropies.means,
+        _range(layer for each in runs for layer in _binned(each, each.entropies.means)),
         "Entropy by layer over time",
         "How undecided a layer's attention is: mean over its heads; 1 attends to everything alike. "
         "A frame is the time during which a layer loops; where one ends and the next begins, it "
@@ -62,18 +66,19 @@ def entropy_map(run: RunHistory) -> Markup | None:
     )
 
 
-def variance_map(run: RunHistory) -> Markup | None:
+def variance_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
     """Layer × time of the variance between heads; None before the first measurement."""
     return _map_over_time(
         run,
         run.entropies.variances,
+        _range(layer for each in runs for layer in _binned(each, each.entropies.variances)),
         "Differences between heads over time",
         "Variance of the entropies of a layer's heads: how far they have taken different roles.",
         "variance of the entropy",
     )
 
 
-def head_map(run: RunHistory) -> Markup | None:
+def head_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
     """Layer × head as of now, looped heads outlined; None before the first measurement."""
     heads = run.entropies.heads
     if not heads:
@@ -98,17 +103,23 @@ def head_map(run: RunHistory) -> Markup | None:
         outlines=outlines,
         outline_name="looped head, and how many times",
         x_ticks=[((head + 0.5) / width, str(head)) for head in shown],
+        value_range=_range(heads for each in runs for heads in each.entropies.heads),
     )
 
 
 def _map_over_time(
-    run: RunHistory, values: Sequence[Sequence[float]], title: str, note: str, unit: str
+    run: RunHistory,
+    values: Sequence[Sequence[float]],
+    value_range: tuple[float, float],
+    title: str,
+    note: str,
+    unit: str,
 ) -> Markup | None:
     steps = run.entropies.steps
     if not steps:
         return None
-    edges, columns = _columns(steps)
-    cells = [[_mean(layer, column) for column in columns] for layer in values]
+    edges, _ = _columns(steps)
+    cells = _binned(run, values)
     end = max(run.last_step, 1)
     outlines = [
         Outline(span.row, span.left, span.right)
@@ -126,7 +137,22 @@ def _map_over_time(
         column_names=[f"to step {math.floor(edge):,}" for edge in edges[1:]],
         outlines=outlines,
         outline_name="layer loops",
+        value_range=value_range,
     )
+
+
+def _binned(run: RunHistory, values: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Means of each column [layer][column]; empty before the first measurement."""
+    if not run.entropies.steps:
+        return []
+    _, columns = _columns(run.entropies.steps)
+    return [[_mean(layer, column) for column in columns] for layer in values]
+
+
+def _range(rows: Iterable[Sequence[float]]) -> tuple[float, float]:
+    """Lowest and highest finite value."""
+    finite = [value for row in rows for value in row if math.isfinite(value)]
+    return min(finite, default=0.0), max(finite, default=1.0)
 
 
 def _columns(steps: Sequence[int]) -> tuple[list[float], list[range]]:

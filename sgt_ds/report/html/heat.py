@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sgt_ds.report.html.frame import SIZE, figure, key, note_at, table
-from sgt_ds.report.html.markup import Markup, short, tag
+from sgt_ds.report.html.markup import Markup, joined, short, tag
 from sgt_ds.report.html.palette import SHADES, shade, shade_colour
 from sgt_ds.report.html.scale import Axis, significant, thinned
 
@@ -55,17 +55,18 @@ def heat_map(
     column_names: Sequence[str],
     outlines: Sequence[Outline] = (),
     outline_name: str = "loops",
+    value_range: tuple[float, float],
     x_ticks: Sequence[tuple[float, str]] | None = None,
-    value_range: tuple[float, float] | None = None,
 ) -> Markup | None:
     """Cells [row][column] by colour; None where none is finite.
 
     `edges`: where columns begin and the last one ends, on the x axis. `unit`: what the colour says.
+    `value_range`: values of the lowest and the highest shade.
     """
     finite = [value for row in cells for value in row if math.isfinite(value)]
     if not finite:
         return None
-    low, high = value_range or (min(finite), max(finite))
+    low, high = value_range
     by_shade: dict[int, list[str]] = {}
     height = SIZE / len(cells)
     for row, values in enumerate(cells):
@@ -187,7 +188,7 @@ def _event(kind: str, x: float, y: float, half: float) -> Markup:
         tall = half if kind == "stall" else 2 * half
         path = f"M{short(x)} {short(y - tall)}V{short(y + tall)}"
     else:
-        path = f"M{short(x)} {short(y)}h0"
+        path = f"M{short(x)} {short(y)}h.1"  # paper shows no square end of a line without length
     return tag("path", d=path, class_=f"event {kind}")
 
 
@@ -216,4 +217,5 @@ def _colour_bar(low: float, high: float, unit: str) -> Markup:
         for index in range(SHADES)
     ]
     bar = tag("svg", blocks, viewBox=f"0 0 {SHADES} 6", class_="bar", aria_hidden="true")
-    return tag("span", f"{significant(low, 3)} ", bar, f" {significant(high, 3)} · {unit}")
+    ends = (f"{significant(low, 3)} ", f" {significant(high, 3)}")
+    return joined([tag("span", ends[0], bar, ends[1], class_="scale"), tag("span", unit)])

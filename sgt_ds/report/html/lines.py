@@ -11,7 +11,7 @@ from sgt_ds.report.html.frame import SIZE, figure, key, table
 from sgt_ds.report.html.markup import Markup, joined, short, tag
 from sgt_ds.report.html.scale import Axis, axis, significant, thinned
 
-Form = Literal["line", "thin", "dashed", "dotted", "points"]
+Form = Literal["line", "thin", "wide", "dashed", "dotted", "points"]
 # More than a phone or a page of paper has columns for.
 MOST_POINTS = 400
 MOST_TABLE_ROWS = 60
@@ -130,8 +130,8 @@ def _stroke(
 ) -> Markup:
     points = _points(x, y, xs, ys)
     if series.form == "points":
-        # A stroke without length has round ends only: a dot that no stretching deforms.
-        path = "".join(f"M{left} {up}h0" for left, up in points if left)
+        # Hardly any length between round ends: a dot that no stretching deforms.
+        path = "".join(f"M{left} {up}h.1" for left, up in points if left)
     else:
         path = _path(points, steps)
     return tag("path", d=path, class_=f"{series.form} s{series.colour}")
@@ -144,7 +144,7 @@ def _path(points: Sequence[tuple[str, str]], steps: bool) -> str:
             pen_is_down = False
         elif not pen_is_down:
             alone = index + 1 == len(points) or not points[index + 1][0]
-            parts.append(f"M{left} {up}" + ("h0" if alone else ""))
+            parts.append(f"M{left} {up}" + ("h.1" if alone else ""))
             pen_is_down = True
         else:
             parts.append(f"H{left}V{up}" if steps else f"L{left} {up}")
@@ -174,7 +174,7 @@ def _upright(place: float) -> Markup | None:
 
 
 def _swatch(series: Series) -> Markup:
-    path = "M14 6h0" if series.form == "points" else "M2 6H26"
+    path = "M14 6h.1" if series.form == "points" else "M2 6H26"
     return tag("path", d=path, class_=f"{series.form} s{series.colour}")
 
 

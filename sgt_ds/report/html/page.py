@@ -77,13 +77,13 @@ def _growth(runs: Sequence[RunHistory]) -> Child:
         joined(
             [
                 _name(run, runs),
-                tag("ol", [tag("li", text) for text in growth_story(run)], class_="story"),
+                _story(run),
             ]
         )
         for run in runs
     ]
     # Row by row the same picture of every run, so that they stand beside each other.
-    pictures: tuple[Callable[[RunHistory], Markup | None], ...] = (
+    pictures: tuple[Callable[[RunHistory, Sequence[RunHistory]], Markup | None], ...] = (
         growth_plots.depth_timeline,
         growth_plots.entropy_map,
         growth_plots.head_map,
@@ -92,22 +92,31 @@ def _growth(runs: Sequence[RunHistory]) -> Child:
     if len(runs) == 1:
         return [
             stories,
-            _plots([draw(runs[0]) for draw in pictures], "No entropy was measured yet."),
+            _plots([draw(runs[0], runs) for draw in pictures], "No entropy was measured yet."),
         ]
     rows = [
         tag(
             "div",
             [
                 tag(
-                    "div", _name(run, runs), draw(run) or _nothing("Not measured."), class_="column"
+                    "div",
+                    _name(run, runs),
+                    draw(run, runs) or _nothing("Not measured."),
+                    class_="column",
                 )
                 for run in runs
             ],
-            class_="pair",
+            class_="pair runs",
         )
         for draw in pictures
     ]
     return [stories, rows]
+
+
+def _story(run: RunHistory) -> Markup:
+    sentences = growth_story(run)
+    long = " long" if len(sentences) > 4 else ""
+    return tag("ol", [tag("li", text) for text in sentences], class_=f"story{long}")
 
 
 def _cost(runs: Sequence[RunHistory]) -> Child:
@@ -123,7 +132,7 @@ def _cost(runs: Sequence[RunHistory]) -> Child:
             )
             for run in runs
         ],
-        class_="pair" if len(runs) > 1 else None,
+        class_="pair runs" if len(runs) > 1 else None,
     )
 
 

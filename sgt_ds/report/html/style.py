@@ -54,7 +54,7 @@ def _theme(series: tuple[str, ...], **colours: str) -> str:
 _RULES = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+  font: .94rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
 main, header { max-width: 1240px; margin: 0 auto; padding: 0 20px; }
 header { padding-top: 28px; }
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
@@ -67,6 +67,7 @@ nav { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 10px 0 0; }
 .run-key { display: inline-block; width: 22px; height: 10px; margin-right: 6px; vertical-align: baseline; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr));
   gap: 16px; align-items: start; }
+.pair.runs { grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); }
 .chart { margin: 0; padding: 14px 16px 12px; background: var(--card); border: 1px solid var(--rule);
   border-radius: 8px; min-width: 0; }
 .column { min-width: 0; display: grid; gap: 16px; align-content: start; grid-template-columns: minmax(0, 1fr); }
@@ -74,6 +75,7 @@ figcaption { margin-bottom: 6px; }
 figcaption span { color: var(--soft); font-size: .87rem; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 16px; font-size: .82rem; margin-bottom: 6px; }
 .legend > span { display: inline-flex; align-items: center; gap: 6px; overflow-wrap: anywhere; }
+.legend > .scale { white-space: nowrap; }
 .legend svg { width: 28px; height: 12px; flex: none; }
 .legend svg.bar { width: 96px; height: 12px; }
 .plot { display: grid; grid-template-columns: 3.6em minmax(0, 1fr); font-size: .78rem;
@@ -94,9 +96,10 @@ figcaption span { color: var(--soft); font-size: .87rem; }
 .x-ticks .tick.last { transform: translateX(-100%); }
 .plot path, .plot line, .plot rect, .legend path, .legend rect { vector-effect: non-scaling-stroke; }
 .grid line { stroke: var(--grid); stroke-width: 1; }
-path.line, path.thin, path.dashed, path.dotted, path.points { fill: none; stroke-linejoin: round; stroke-linecap: round; }
+path.line, path.thin, path.dashed, path.dotted, path.points, path.wide { fill: none; stroke-linejoin: round; stroke-linecap: round; }
 path.line { stroke-width: 2; }
 path.thin { stroke-width: 1.4; }
+path.wide { stroke-width: 5; opacity: .45; }
 path.dashed { stroke-width: 2; stroke-dasharray: 7 5; stroke-linecap: butt; }
 path.dotted { stroke-width: 2.4; stroke-dasharray: 0.1 6; }
 path.points { stroke-width: 6.5; }
@@ -127,7 +130,8 @@ thead th { border-bottom-color: var(--rule); }
 tbody th { font-weight: 400; color: var(--soft); }
 pre { overflow-x: auto; font-size: .8rem; background: var(--card); border: 1px solid var(--rule);
   border-radius: 6px; padding: 10px; }
-ol.story { padding-left: 1.6em; columns: 2 44ch; column-gap: 40px; }
+ol.story { padding-left: 1.6em; }
+ol.story.long { columns: 2 44ch; column-gap: 40px; }
 ol.story li { margin-bottom: 4px; break-inside: avoid; }
 footer { color: var(--soft); font-size: .82rem; margin: 36px 0 24px; }
 @media (max-width: 560px) {
@@ -135,11 +139,10 @@ footer { color: var(--soft); font-size: .82rem; margin: 36px 0 24px; }
   header { padding-top: 16px; }
   .chart { padding: 10px 10px 8px; }
   .area { height: 220px; }
-  .x-ticks .tick:nth-child(even):not(.last) { visibility: hidden; }
-  .heads .x-ticks .tick { visibility: visible; }
 }
 @media print {
-  body { background: #fff; font-size: 11px; }
+  :root { font-size: 12px; }
+  body { background: #fff; }
   svg * , .tag, .run-key { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   .chart, tr, li { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
