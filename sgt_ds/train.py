@@ -11,10 +11,21 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sgt_ds.config import RunConfig, check_run_directory, load_run_config, resolve_deepspeed
+from sgt_ds.config import (
+    RunConfig,
+    RunLayout,
+    check_run_directory,
+    load_run_config,
+    resolve_deepspeed,
+)
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.growth import check_method
+from sgt_ds.launch import RUN_ID_VARIABLE
+
+if TYPE_CHECKING:
+    from sgt_ds.training import Heartbeat
 
 log = logging.getLogger("sgt_ds")
 
@@ -24,16 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     joined = False
     try:
         config, config_file = _configuration(arguments)
-        from sgt_ds.training import join_ranks, leave_ranks, run
+        from sgt_ds.training import join_ranks, leave_ranks, lost_peers_told, run
 
         resolve_deepspeed(config, _world_size(), config_file)
         resuming = check_run_directory(config)
-        ranks = join_ranks(config.training.collective_timeout_seconds)
-        joined = True
-        try:
-            run(config, ranks, config_file, resuming=resuming)
-        finally:
-            leave_ranks()
+        with _heartbeat(config) as heartbeat, lost_peers_told(heartbeat):
+            ranks = join_ranks(config.training.collective_timeout_seconds)
+            joined = True
+            try:
+                run(config, ranks, config_file, heartbeat, resuming=resuming)
+            finally:
+                leave_ranks()
     except SgtError as error:
         # Until the ranks joined, all of them meet the same error; one line is enough.
         shared = not joined or (isinstance(error, UserError) and error.everywhere)
@@ -41,6 +53,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0
+
+
+def _heartbeat(config: RunConfig) -> Heartbeat:
+    from sgt_ds.training import Heartbeat
+
+    # Raw launches of one run follow each other, and have no id: their meeting place will do.
+    launch = os.environ.get(RUN_ID_VARIABLE) or "-".join(
+        ["raw", *(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))]
+    )
+    rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+    return Heartbeat(
+        RunLayout(config.run_dir).signs_of_life(launch),
+        int(rank),
+        hang_seconds=config.training.hang_seconds,
+        patient_seconds=config.training.collective_timeout_seconds,
+    )
 
 
 def _world_size() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from sgt_ds.config import load_run_config, prepare_run_directory
-from sgt_ds.training import build_trainer, join_ranks, leave_ranks
+from sgt_ds.training import Heartbeat, build_trainer, join_ranks, leave_ranks
 from sgt_ds.training.run_directory import set_up_logging
 
 arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
@@ -16,7 +16,8 @@ config = load_run_config(Path(arguments[0]), arguments[1:])
 ranks = join_ranks(60)
 ranks.on_main(lambda: prepare_run_directory(config, resuming=False))
 set_up_logging(config.run_dir, ranks.rank)
-trainer = build_trainer(config, ranks, arguments[0])
+heartbeat = Heartbeat(config.run_dir, ranks.rank, hang_seconds=60, patient_seconds=60)
+trainer = build_trainer(config, ranks, arguments[0], heartbeat)
 
 
 def poison(gradient: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ import torch
 from sgt_ds.config import RunLayout, check_run_directory, load_run_config, prepare_run_directory
 from sgt_ds.growth import Decision
 from sgt_ds.model import loop_inputs
-from sgt_ds.training import Ranks, Trainer, build_trainer, join_ranks, leave_ranks
+from sgt_ds.training import Heartbeat, Ranks, Trainer, build_trainer, join_ranks, leave_ranks
 from sgt_ds.training.resume import restore
 from sgt_ds.training.run_directory import set_up_logging
 
@@ -80,7 +80,8 @@ def train_until(case: dict[str, Any], stop: int | None, ranks: Ranks, seen: dict
     ranks.any(False)  # a barrier
     ranks.on_main(lambda: prepare_run_directory(config, resuming=resuming))
     set_up_logging(config.run_dir, ranks.rank)
-    trainer = build_trainer(config, ranks, case["run"])
+    heartbeat = Heartbeat(config.run_dir, ranks.rank, hang_seconds=60, patient_seconds=60)
+    trainer = build_trainer(config, ranks, case["run"], heartbeat)
     restore(trainer, config, ranks, resuming=resuming)
     watch_growth(trainer, seen)
 

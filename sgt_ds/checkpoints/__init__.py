@@ -1,6 +1,6 @@
 """Checkpoints that are whole or absent: saved by all ranks, verified before use, rotated.
 
-`save`, `load`, `load_weights_only` and `newest_good_for_all` are collective and need torch; the
+`Saver`, `save`, `load`, `load_weights_only` and `newest_good_for_all` are collective and need torch; the
 others read a folder and do not, so that commands start quickly.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sgt_ds.checkpoints.manifest import MANIFEST_NAME, STATE_NAME, Manifest, read_manifest
+from sgt_ds.checkpoints.retention import Retention
 from sgt_ds.checkpoints.rollback import checkpoint_until, newer_than, set_aside
 from sgt_ds.checkpoints.start import Start, read_start, seal_start
 from sgt_ds.checkpoints.store import (
@@ -17,6 +18,7 @@ from sgt_ds.checkpoints.store import (
     folder_name,
     list_checkpoints,
     newest_good,
+    pointer_fault,
     read_latest,
     read_state,
     remove_leftovers,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from sgt_ds.checkpoints.agreement import SaveFailed
     from sgt_ds.checkpoints.loading import load, load_weights_only, newest_good_for_all
     from sgt_ds.checkpoints.payload import load_payload
-    from sgt_ds.checkpoints.saving import save
+    from sgt_ds.checkpoints.saving import Saved, Saver, save
 
 __all__ = [
     "LATEST_NAME",
@@ -37,7 +39,10 @@ __all__ = [
     "STATE_NAME",
     "CheckpointInfo",
     "Manifest",
+    "Retention",
     "SaveFailed",
+    "Saved",
+    "Saver",
     "Start",
     "checkpoint_until",
     "folder_name",
@@ -48,6 +53,7 @@ __all__ = [
     "newer_than",
     "newest_good",
     "newest_good_for_all",
+    "pointer_fault",
     "read_latest",
     "read_manifest",
     "read_start",
@@ -67,6 +73,8 @@ _NEEDS_TORCH = {
     "load_weights_only": "loading",
     "newest_good_for_all": "loading",
     "load_payload": "payload",
+    "Saved": "saving",
+    "Saver": "saving",
     "save": "saving",
 }
 

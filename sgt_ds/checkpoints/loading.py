@@ -12,7 +12,7 @@ from typing import Any
 
 from sgt_ds.checkpoints import store
 from sgt_ds.checkpoints.agreement import agree_on_input, from_first, rank_and_size
-from sgt_ds.checkpoints.payload import safe_payload
+from sgt_ds.checkpoints.payload import SafePayload, safe_payload
 from sgt_ds.checkpoints.repartition import RepartitionedPayload
 from sgt_ds.checkpoints.rng import load_rng
 from sgt_ds.checkpoints.saving import parameter_shapes, rng_name
@@ -20,6 +20,12 @@ from sgt_ds.checkpoints.store import CheckpointInfo
 from sgt_ds.errors import UserError
 
 log = logging.getLogger(__name__)
+
+# What contents of another form than expected raise, here or inside DeepSpeed.
+_MISSHAPEN = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError),
+    *(AssertionError, RuntimeError, OverflowError),
+)
 
 
 def newest_good_for_all(directory: Path, group: Any = None) -> CheckpointInfo | None:
@@ -31,6 +37,7 @@ def newest_good_for_all(directory: Path, group: Any = None) -> CheckpointInfo | 
     info, error = None, None
     if rank_and_size(group)[0] == 0:
         try:
+            _tidy(directory)
             info = store.newest_good(directory)
             if info is None and directory.is_dir() and store.list_checkpoints(directory):
                 raise UserError(
@@ -43,6 +50,15 @@ def newest_good_for_all(directory: Path, group: Any = None) -> CheckpointInfo | 
             error = fault
     agree_on_input(error, group)
     return from_first(info, group)
+
+
+def _tidy(directory: Path) -> None:
+    """What a run that died while saving left goes; what it had just set aside comes back."""
+    try:
+        if directory.is_dir():
+            store.remove_leftovers(directory)
+    except OSError as error:
+        log.warning("%s: leftovers stay (%s)", directory, error.strerror)
 
 
 def load(engine: Any, path: Path, *, group: Any = None) -> dict[str, Any]:
@@ -90,10 +106,6 @@ def _checked_state(engine: Any, path: Path, group: Any) -> dict[str, Any]:
             raise UserError(path, None, f"{faults[0]}; use another checkpoint")
         state = store.read_state(path)
         _check_shape(path, state, parameter_shapes(engine))
-        if not isinstance(state.get("world_size"), int):
-            raise UserError(
-                path, "world_size", "is missing from state.json; use another checkpoint"
-            )
         stage = int(engine.zero_optimization_stage())
         if state.get("zero_stage") != stage:
             raise UserError(
@@ -134,6 +146,13 @@ def _restore(
         payload = RepartitionedPayload(
             saved_world_size, world_size, [master.numel() for master in masters]
         )
+    payload = payload or SafePayload()
+    try:
+        _look_ahead(engine, path, payload)
+    except UserError as fault:
+        error = fault
+    # Before DeepSpeed's collectives begin: a rank that fails between them keeps the others waiting.
+    agree_on_input(error, group)
     try:
         with safe_payload(engine, payload):
             loaded, _ = engine.load_checkpoint(
@@ -143,4 +162,38 @@ def _restore(
             error = UserError(path, None, "holds nothing that DeepSpeed can load")
     except UserError as fault:
         error = fault
+    except _MISSHAPEN as fault:
+        error = _unfit(path, fault)
     agree_on_input(error, group)
+
+
+def _look_ahead(engine: Any, path: Path, payload: SafePayload) -> None:
+    """Read what DeepSpeed will ask for on this rank. Raises: UserError where it is of another form."""
+    place = str(path.parent), path.name
+    try:
+        module = payload.look_ahead(engine._get_ckpt_name(*place))["module"]
+        wanted = parameter_shapes(engine)
+        found = {name: list(value.shape) for name, value in module.items() if name in wanted}
+        if found != wanted:
+            raise ValueError("the module's tensors are not those of state.json")
+        partitions = getattr(engine.optimizer, "single_partition_of_fp32_groups", None)
+        if partitions is None:  # no ZeRO, or DeepSpeed's own bf16 optimizer of stage 1
+            return
+        zero = payload.look_ahead(engine._get_zero_ckpt_name(*place))["optimizer_state_dict"]
+        groups = zero["base_optimizer_state"]["param_groups"]
+        masters, paddings = zero["single_partition_of_fp32_groups"], zero["group_paddings"]
+        sizes = [master.numel() + int(pad) for master, pad in zip(masters, paddings, strict=True)]
+        if sizes != [partition.numel() for partition in partitions] or len(groups) != len(sizes):
+            raise ValueError("the optimizer's partitions are of other sizes")
+    except _MISSHAPEN as fault:
+        raise _unfit(path, fault) from None
+
+
+def _unfit(path: Path, fault: Exception) -> UserError:
+    reason = " ".join(str(fault).split())[:200]
+    return UserError(
+        path,
+        None,
+        f"does not hold what DeepSpeed needs ({type(fault).__name__}: {reason}); "
+        "use another checkpoint",
+    )

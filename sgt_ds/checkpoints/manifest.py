@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +44,14 @@ class Manifest:
 
     `sequence`: one more than the largest in the folder when it was written. It orders checkpoints
     by age without a clock, also where a run went back to an earlier step.
+    `validation_loss`: of these very weights, nats per token; None where they were not validated.
     """
 
     step: int
     sequence: int
     world_size: int
     files: Mapping[str, FileRecord]
+    validation_loss: float | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -75,6 +78,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "step": manifest.step,
         "sequence": manifest.sequence,
         "world_size": manifest.world_size,
+        "validation_loss": manifest.validation_loss,
         "files": {
             name: {"size": record.size, "xxh3": record.xxh3}
             for name, record in sorted(manifest.files.items())
@@ -91,7 +95,7 @@ def read_manifest(folder: Path) -> Manifest:
     `folder`.
     """
     path = folder / MANIFEST_NAME
-    if not path.is_file():
+    if not path.is_file() and not path.is_symlink():
         raise UserError(folder, MANIFEST_NAME, "is missing: no whole checkpoint; use another one")
     document = read_json_object(path)
     version = document.get("format")
@@ -117,9 +121,12 @@ def read_manifest(folder: Path) -> Manifest:
     step, sequence, world_size = (
         _count(path, key, document.get(key)) for key in ("step", "sequence", "world_size")
     )
+    loss = document.get("validation_loss")
+    if loss is not None and not isinstance(loss, float):
+        raise UserError(path, "validation_loss", "must be a number with a point, or null")
     if document.pop("seal", None) != _seal(document):
         raise UserError(path, "seal", "does not match the rest of the file; it was changed")
-    return Manifest(step, sequence, world_size, records)
+    return Manifest(step, sequence, world_size, records, loss)
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> list[str]:
@@ -147,10 +154,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
     Raises: UserError naming the file and the fault.
     """
     try:
-        size = path.stat().st_size
-        if size > LARGEST_JSON_BYTES:
-            raise UserError(path, None, f"has {size} bytes, more than a checkpoint's JSON can have")
-        document = json.loads(path.read_bytes().decode("utf-8"))
+        content = _bounded(path)
+        if len(content) > LARGEST_JSON_BYTES:
+            raise UserError(
+                path, None, f"has more than the {LARGEST_JSON_BYTES} bytes of a checkpoint's JSON"
+            )
+        document = json.loads(content.decode("utf-8"))
     except RecursionError:
         raise UserError(path, None, f"is nested deeper than {DEEPEST_JSON} levels") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -166,6 +175,18 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise UserError(path, None, "must hold a JSON object; use another checkpoint")
     return document
+
+
+def _bounded(path: Path) -> bytes:
+    """Bytes of a regular file, one more than the largest JSON has at most. Raises: OSError.
+
+    A link may lead out of the folder, a pipe never answer, a device never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("is no regular file")
+        return stream.read(LARGEST_JSON_BYTES + 1)
 
 
 def _seal(document: Mapping[str, Any]) -> str:
@@ -193,6 +214,11 @@ def _is_plain_name(name: str) -> bool:
 
 
 def _count(path: Path, field: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UserError(path, field, f"must be a whole number (got {value!r})")
+    if type(value) is not int or not 0 <= value < 2**63:
+        said = repr(value)
+        raise UserError(
+            path,
+            field,
+            f"must be a whole number below 2^63 (got {said if len(said) < 40 else said[:40] + '…'})",
+        )
     return value

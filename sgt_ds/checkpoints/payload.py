@@ -1,8 +1,8 @@
-"""The files that DeepSpeed itself writes: written hashed and synced, read without running pickles.
+"""The files that DeepSpeed itself writes: taken from it, written hashed and synced, read safely.
 
 DeepSpeed asks its engine's `checkpoint_engine` for every write and read. Ours takes that place for
-the length of one save or load: a failed write is kept for later instead of raised in the middle of
-DeepSpeed's collectives, and a read refuses everything that is not a tensor or a known plain type.
+the length of one save or load: what DeepSpeed saves is only collected, and written later, outside
+of its collectives; a read refuses everything that is not a tensor or a known plain type.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import IO, Any, cast
 
 import torch
@@ -29,16 +30,20 @@ from sgt_ds.errors import UserError
 ALLOWED_GLOBALS = [ZeroStageEnum, fragment_address, LossScaler, DynamicLossScaler]
 
 
+class Cancelled(OSError):
+    """The run ends: what is being written is of no use any more."""
+
+
 class HashingFile(io.RawIOBase):
     """A file open for writing that hashes what passes through it.
 
     The hash is that of the bytes the program meant to write, so reading the file back tells
-    whether the disk holds them.
+    whether the disk holds them. `cancelled`: once it is set, writing raises Cancelled.
     """
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], cancelled: Event) -> None:
         super().__init__()
-        self._stream = stream
+        self._stream, self._cancelled = stream, cancelled
         self._digest = xxhash.xxh3_128()
         self._size = 0
 
@@ -48,6 +53,8 @@ class HashingFile(io.RawIOBase):
 
     def write(self, piece: Any) -> int:
         """Write and hash one piece (bytes-like)."""
+        if self._cancelled.is_set():
+            raise Cancelled("the run ended first")
         self._digest.update(piece)
         written = self._stream.write(piece)
         self._size += written
@@ -62,59 +69,65 @@ class HashingFile(io.RawIOBase):
         return FileRecord(self._size, self._digest.hexdigest())
 
 
-@contextmanager
-def hashed_file(path: Path) -> Iterator[HashingFile]:
-    """Open `path` for writing; it is on the disk when the block ends."""
-    with path.open("wb") as stream:
-        hashing = HashingFile(stream)
-        yield hashing
-        stream.flush()
-        os.fsync(stream.fileno())
+def write_hashed(path: Path, write: Callable[[IO[bytes]], object], cancelled: Event) -> FileRecord:
+    """Let `write` fill the file `path`; it is on the disk when this returns. Raises: OSError."""
+    try:
+        with path.open("wb") as stream:
+            hashing = HashingFile(stream, cancelled)
+            write(cast("IO[bytes]", hashing))
+            stream.flush()
+            os.fsync(stream.fileno())
+            return hashing.record()
+    except RuntimeError as error:  # torch reports a full disk so
+        raise OSError(str(error)) from None
 
 
 class SafePayload(CheckpointEngine):  # type: ignore[misc]  # deepspeed ships no types
-    """DeepSpeed's door to the disk, for one save or load.
+    """DeepSpeed's door to the disk, for one save or load: nothing is written here.
 
-    `written`: the files that this rank wrote. `fault`: the first write that failed, or None.
+    `taken`: what DeepSpeed saved on this rank, by file name, as `copy` gave it. `fault`: why
+    something could not be taken, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, copy: Callable[[Any], Any] = lambda value: value) -> None:
         super().__init__()
         self.name = "sgt-ds"
-        self.written: dict[str, FileRecord] = {}
+        self.taken: dict[str, Any] = {}
         self.fault: str | None = None
+        self._copy = copy
+        self._ahead: dict[str, Any] = {}
 
     def create(self, info: object) -> None:
         """DeepSpeed announces a save; nothing to prepare."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Make a folder, or keep the reason why not."""
-        try:
-            Path(path).mkdir(parents=True, exist_ok=exist_ok)
-        except OSError as error:
-            self._keep(path, error)
+        """DeepSpeed wants a folder; the saver has made it."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Write one file, or keep the reason why not."""
-        target = Path(path)
+        """Take what belongs into one file; a failure in between DeepSpeed's collectives is kept."""
         try:
-            with hashed_file(target) as stream:
-                torch.save(state_dict, cast(IO[bytes], stream))
-                self.written[target.name] = stream.record()
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            self._keep(path, error)
+            self.taken[Path(path).name] = self._copy(state_dict)
+        except (MemoryError, RuntimeError) as error:
+            self.fault = self.fault or f"{Path(path).name}: {' '.join(str(error).split())}"
+
+    def look_ahead(self, path: str) -> Any:
+        """Read one file now; `load` will give the same. Raises: UserError."""
+        self._ahead[path] = self.read(path, "cpu")
+        return self._ahead[path]
 
     def load(self, path: str, map_location: Any = None) -> Any:
+        """One file, for DeepSpeed. Raises: UserError."""
+        if path in self._ahead:
+            return self._ahead.pop(path)
+        return self.read(path, map_location)
+
+    def read(self, path: str, map_location: Any) -> Any:
         """Read one file; no code in it can run. Raises: UserError."""
         return load_payload(Path(path), map_location)
 
     def commit(self, info: object) -> bool:
-        """DeepSpeed asks whether all is on disk."""
+        """DeepSpeed asks whether all is well."""
         return self.fault is None
-
-    def _keep(self, path: str, error: Exception) -> None:
-        if self.fault is None:
-            self.fault = f"{Path(path).name}: {' '.join(str(error).split())}"
 
 
 @contextmanager

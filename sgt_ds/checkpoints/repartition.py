@@ -34,13 +34,14 @@ class RepartitionedPayload(SafePayload):
         self._saved, self._world_size = saved_world_size, world_size
         self._sizes = list(partition_sizes)
 
-    def load(self, path: str, map_location: Any = None) -> Any:
+    def read(self, path: str, map_location: Any) -> Any:
         """Read one file, or make the one that DeepSpeed asks for. Raises: UserError."""
         target = Path(path)
         match = _PARTITION.fullmatch(target.name)
         if match is None:
-            content = super().load(path, map_location)
-            content["dp_world_size"] = self._world_size
+            content = super().read(path, map_location)
+            if isinstance(content, dict):
+                content["dp_world_size"] = self._world_size
             return content
         files = [target.with_name(f"{match[1]}{rank}{match[3]}") for rank in range(self._saved)]
         try:

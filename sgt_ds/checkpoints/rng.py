@@ -1,4 +1,4 @@
-"""Random number generators of one process, to and from a safetensors file. Knows no checkpoint.
+"""Random number generators of one process, to and from safetensors. Knows no checkpoint.
 
 Covers torch (CPU and the current CUDA device), numpy's global generator, and Python's.
 """
@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from sgt_ds.errors import UserError
 
 
-def save_rng(path: Path) -> None:
-    """Write the state of every generator of this process.
+def rng_bytes() -> bytes:
+    """The state of every generator of this process, as a safetensors file.
 
     Tensors: `torch_cpu`, `torch_cuda` uint8; `numpy` uint32 (624,); `python` uint32 (625,).
     """
@@ -35,15 +35,17 @@ def save_rng(path: Path) -> None:
         "numpy": [name, int(position), int(has_gauss), float(gauss)],
         "python": [version, python_gauss],
     }
-    save_file(tensors, path, metadata={"scalars": json.dumps(scalars)})
+    return bytes(save(tensors, metadata={"scalars": json.dumps(scalars)}))
 
 
 def load_rng(path: Path) -> None:
-    """Put every generator back to where `save_rng` found it.
+    """Put every generator back to where `rng_bytes` found it.
 
     Raises: UserError where the file holds something else.
     """
     try:
+        if path.is_symlink():
+            raise OSError("is a link")
         with safe_open(path, framework="numpy") as stream:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
             scalars = json.loads((stream.metadata() or {})["scalars"])
@@ -55,7 +57,10 @@ def load_rng(path: Path) -> None:
         np.random.set_state((name, tensors["numpy"], position, has_gauss, gauss))
         version, python_gauss = scalars["python"]
         random.setstate((version, tuple(tensors["python"].tolist()), python_gauss))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        *(OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError),
+        *(OverflowError, AttributeError, IndexError),
+    ) as error:
         raise UserError(
             path,
             None,

@@ -1,16 +1,23 @@
-"""Write a checkpoint that is whole or absent, from all ranks together.
+"""Write checkpoints that are whole or absent, from all ranks together, while training goes on.
 
-DeepSpeed writes weights and optimizer, each rank its random state, rank 0 the rest. Order: write,
-sync, read back, manifest, rename, `latest`, rotation. A fault on one rank ends the save on all.
+A save has three parts. *Taking*, by the training thread: DeepSpeed hands over weights and
+optimizer, they are copied to host memory with the rank's random state. *Writing*, by a thread of
+each rank: files, synced and read back. *Finishing*, by a thread of rank 0 once all ranks have
+written: manifest, rename, `latest`, rotation. The threads touch files alone; every collective is
+called by the training thread, at a place that is the same on all ranks (`advance`).
 """
 
 from __future__ import annotations
 
 import json
-import os
+import logging
+import math
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import deepspeed
@@ -30,18 +37,278 @@ from sgt_ds.checkpoints.manifest import (
     record_of,
     write_manifest,
 )
-from sgt_ds.checkpoints.payload import hashed_file, safe_payload
-from sgt_ds.checkpoints.rng import save_rng
+from sgt_ds.checkpoints.payload import SafePayload, safe_payload, write_hashed
+from sgt_ds.checkpoints.retention import Retention, rotate
+from sgt_ds.checkpoints.rng import rng_bytes
+from sgt_ds.checkpoints.snapshot import Snapshots
 from sgt_ds.files import fsync_directory
+
+log = logging.getLogger(__name__)
 
 # DeepSpeed's conversion to another world size refuses a checkpoint without this table. Nothing in
 # it needs filling in: no tensor parallelism, no parameter that is padded or averaged.
 UNIVERSAL_INFO = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.4}}
 
 
-def rng_name(rank: int) -> str:
-    """Name of a rank's random state."""
-    return f"rng_rank_{rank:05d}.safetensors"
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is complete.
+
+    `seconds`: from its beginning until all of it was on the disk and in place. `stall_seconds`:
+    how long the training thread of this rank did nothing else.
+    """
+
+    step: int
+    path: Path
+    seconds: float
+    stall_seconds: float
+
+
+class _Job:
+    """Work of this rank on the disk, in a thread of its own. `fault`: why it failed, or None."""
+
+    def __init__(self, work: Callable[[], None], background: bool) -> None:
+        self.fault: str | None = None
+        self._work = work
+        self._thread = Thread(target=self._run, name="checkpoint") if background else None
+        if self._thread is None:
+            self._run()
+        else:
+            self._thread.start()
+
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for its end."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # whatever it is, the other ranks must hear of it
+            reason = " ".join(str(error).split()) or repr(error)
+            self.fault = (
+                reason if isinstance(error, OSError) else f"{type(error).__name__}: {reason}"
+            )
+
+
+@dataclass
+class _Flight:
+    """The save that is under way. `written`: this rank's files. `finishing`: all ranks have written."""
+
+    step: int
+    sequence: int
+    validation_loss: float | None
+    started: float
+    stall_seconds: float
+    written: dict[str, FileRecord]
+    job: _Job
+    finishing: bool = False
+
+
+class Saver:
+    """Saves one run, one checkpoint at a time. Every rank has one and calls the same methods.
+
+    `background`: whether writing happens beside training; what is written is the same.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        directory: Path,
+        *,
+        retention: Retention,
+        group: Any = None,
+        background: bool = True,
+    ) -> None:
+        """`engine`: DeepSpeed engine. `directory`: on a disk that all ranks share.
+
+        `group`: host-side (gloo) process group of all ranks; None means a single process.
+        """
+        self._engine, self._directory, self._group = engine, directory, group
+        self._retention, self._background = retention, background
+        self._rank, self._world_size = rank_and_size(group)
+        self._snapshots = Snapshots()
+        self._cancelled = Event()
+        self._flight: _Flight | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Step of the save that is under way, the same on all ranks; None where there is none."""
+        return None if self._flight is None else self._flight.step
+
+    def is_busy(self) -> bool:
+        """Whether this rank still writes."""
+        return self._flight is not None and self._flight.job.is_running()
+
+    def begin(
+        self, step: int, state: Mapping[str, Any], *, validation_loss: float | None = None
+    ) -> None:
+        """Take the run's state at `step` and begin to write it. Collective.
+
+        `state`: JSON-able; rank 0's is written. `validation_loss`: of these weights, if known.
+        Raises: SaveFailed on all ranks where nothing can be written; earlier checkpoints stay.
+        ValueError where `state` is no plain JSON or contradicts what is added, or where a save is
+        under way.
+        """
+        if self._flight is not None:
+            raise ValueError(f"step {self._flight.step} is still being saved")
+        started = time.perf_counter()
+        document = self._document(step, state)
+        sequence, fault, rng = 0, None, b""
+        if self._rank == 0:
+            try:
+                sequence = self._make_room(step)
+            except OSError as error:
+                fault = " ".join(str(error).split())
+        agree_on_save(fault, store.folder_name(step), self._group)
+
+        payload = SafePayload(self._snapshots.copy if self._background else lambda value: value)
+        self._snapshots.begin()
+        with safe_payload(self._engine, payload):
+            self._engine.save_checkpoint(
+                str(self._directory),
+                tag=store.partial_name(step),
+                client_state=UNIVERSAL_INFO,
+                save_latest=False,
+            )
+        self._snapshots.end()
+        rng = rng_bytes()
+        written: dict[str, FileRecord] = {}
+        partial = self._directory / store.partial_name(step)
+
+        def write() -> None:
+            if payload.fault is not None:
+                raise OSError(payload.fault)
+            self._write(partial, payload.taken, rng, document, written)
+
+        job = _Job(write, self._background)
+        stall = time.perf_counter() - started
+        loss = (
+            validation_loss if validation_loss is None or math.isfinite(validation_loss) else None
+        )
+        self._flight = _Flight(step, sequence, loss, started, stall, written, job)
+
+    def advance(self) -> Saved | None:
+        """Bring the save under way one part further, once no rank is busy. Collective.
+
+        Returns the checkpoint when it is complete, else None.
+        Raises: SaveFailed on all ranks where any rank failed; earlier checkpoints are untouched.
+        """
+        flight = self._flight
+        if flight is None:
+            return None
+        entered = time.perf_counter()
+        name = store.folder_name(flight.step)
+        try:
+            agree_on_save(flight.job.fault, name, self._group)
+        except SaveFailed:
+            self._flight = None
+            if self._rank == 0:  # on a full disk the half that was written must not stay
+                partial = self._directory / store.partial_name(flight.step)
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        if flight.finishing:
+            self._flight = None
+            now = time.perf_counter()
+            stall = flight.stall_seconds + now - entered
+            return Saved(flight.step, self._directory / name, now - flight.started, stall)
+        files = {
+            file: record
+            for share in gather(flight.written, self._group)
+            for file, record in share.items()
+        }
+        manifest = Manifest(
+            flight.step, flight.sequence, self._world_size, files, flight.validation_loss
+        )
+        flight.finishing = True
+        if self._rank == 0:
+            flight.job = _Job(lambda: self._finish(manifest), self._background)
+        flight.stall_seconds += time.perf_counter() - entered
+        return None
+
+    def wait(self) -> Saved | None:
+        """Bring the save under way to its end. Collective. Returns and raises as `advance`."""
+        saved = None
+        while self._flight is not None:
+            entered = time.perf_counter()
+            self._flight.job.join()
+            self._flight.stall_seconds += time.perf_counter() - entered
+            saved = self.advance()
+        return saved
+
+    def close(self) -> None:
+        """Give up what is under way: for a run that ends by an error. Not collective."""
+        self._cancelled.set()
+        if self._flight is not None:
+            self._flight.job.join()
+
+    def _make_room(self, step: int) -> int:
+        """Rank 0: an empty folder to write into. Returns the checkpoint's sequence number."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        store.remove_leftovers(self._directory)
+        sequence = store.next_sequence(self._directory)
+        (self._directory / store.partial_name(step)).mkdir()
+        return sequence
+
+    def _document(self, step: int, state: Mapping[str, Any]) -> bytes:
+        """The text of state.json."""
+        if nesting(dict(state)) >= DEEPEST_JSON:
+            raise ValueError(f"state is nested deeper than {DEEPEST_JSON} levels")
+        document = {
+            "format": FORMAT,
+            "version": __version__,
+            "step": step,
+            "world_size": self._world_size,
+            "zero_stage": int(self._engine.zero_optimization_stage()),
+            "torch": torch.__version__,
+            "deepspeed": deepspeed.__version__,
+            "parameters": parameter_shapes(self._engine),
+        }
+        contradicted = [key for key in document if key in state and state[key] != document[key]]
+        if contradicted:
+            raise ValueError(f"state says otherwise than the checkpoint about {contradicted}")
+        return (json.dumps({**document, **state}, indent=1) + "\n").encode()
+
+    def _write(
+        self,
+        partial: Path,
+        taken: Mapping[str, Any],
+        rng: bytes,
+        document: bytes,
+        written: dict[str, FileRecord],
+    ) -> None:
+        """Write the files of this rank, synced and read back; their records go into `written`."""
+
+        def put(name: str, write: Callable[[Any], object]) -> None:
+            written[name] = write_hashed(partial / name, write, self._cancelled)
+
+        for name, content in taken.items():
+            put(name, lambda stream, content=content: torch.save(content, stream))
+        put(rng_name(self._rank), lambda stream: stream.write(rng))
+        if self._rank == 0:
+            put(STATE_NAME, lambda stream: stream.write(document))
+        for name, record in written.items():
+            if record_of(partial / name) != record:
+                raise OSError(f"{name} reads back other than it was written")
+
+    def _finish(self, manifest: Manifest) -> None:
+        """Rank 0: manifest, rename, `latest`, rotation. Raises: OSError, and all is as before."""
+        partial = self._directory / store.partial_name(manifest.step)
+        if faults := check_sizes(partial, manifest):
+            raise OSError(faults[0])
+        write_manifest(partial, manifest)
+        fsync_directory(partial)
+        path = store.install(self._directory, manifest.step)
+        # From here on the checkpoint is there: what fails now is no reason to call it lost.
+        try:
+            store.point_latest(self._directory, path.name)
+        except OSError as error:
+            log.warning("%s: `latest` could not be moved (%s)", path, error.strerror)
+        rotate(self._directory, path, self._retention)
 
 
 def save(
@@ -53,124 +320,22 @@ def save(
     keep_last: int,
     group: Any = None,
 ) -> Path:
-    """Save a run's state at `step`; every rank calls this. Returns the new checkpoint's path.
+    """Save a run's state at `step`, and wait for it. Collective. Returns the checkpoint's path.
 
-    `engine`: DeepSpeed engine. `directory`: the run's checkpoints, on a disk that all ranks share.
-    `state`: JSON-able; rank 0's is written. `group`: host-side (gloo)
-    process group of all ranks; None means a single process.
-    Raises: SaveFailed on all ranks where any rank failed; earlier checkpoints are untouched then.
-    ValueError where `state` is no plain JSON or contradicts what `save` adds, before anything is written.
+    Arguments and errors are those of `Saver`.
     """
-    document = _document(engine, step, state, group)
-    rank, _ = rank_and_size(group)
-    try:
-        return _save(engine, directory, step, document, keep_last, group)
-    except SaveFailed:
-        if rank == 0:  # on a full disk the half that was written must not stay
-            shutil.rmtree(directory / store.partial_name(step), ignore_errors=True)
-        raise
+    saver = Saver(engine, directory, retention=Retention(keep_last), group=group, background=False)
+    saver.begin(step, state)
+    saved = saver.wait()
+    assert saved is not None
+    return saved.path
 
 
-def _save(
-    engine: Any, directory: Path, step: int, document: bytes, keep_last: int, group: Any
-) -> Path:
-    rank, world_size = rank_and_size(group)
-    name, partial = store.folder_name(step), directory / store.partial_name(step)
-    sequence, fault = 0, None
-    if rank == 0:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            store.remove_leftovers(directory)
-            sequence = store.next_sequence(directory)
-            partial.mkdir()
-        except OSError as error:
-            fault = _reason(error)
-    agree_on_save(fault, name, group)
-
-    with safe_payload(engine) as payload:
-        engine.save_checkpoint(
-            str(directory), tag=partial.name, client_state=UNIVERSAL_INFO, save_latest=False
-        )
-    written, fault = payload.written, payload.fault
-    if fault is None:
-        try:
-            _write_own_files(partial, rank, document, written)
-            _read_back(partial, written)
-        except OSError as error:
-            fault = _reason(error)
-    agree_on_save(fault, name, group)
-
-    files = {file: record for share in gather(written, group) for file, record in share.items()}
-    fault = None
-    if rank == 0:
-        try:
-            _finish(directory, Manifest(step, sequence, world_size, files))
-        except OSError as error:
-            fault = _reason(error)
-    agree_on_save(fault, name, group)
-    path = directory / name
-    if rank == 0:
-        store.rotate(directory, path, keep_last)
-    return path
-
-
-def _document(engine: Any, step: int, state: Mapping[str, Any], group: Any) -> bytes:
-    """The text of state.json."""
-    if nesting(dict(state)) >= DEEPEST_JSON:
-        raise ValueError(f"state is nested deeper than {DEEPEST_JSON} levels")
-    document = {
-        "format": FORMAT,
-        "version": __version__,
-        "step": step,
-        "world_size": rank_and_size(group)[1],
-        "zero_stage": int(engine.zero_optimization_stage()),
-        "torch": torch.__version__,
-        "deepspeed": deepspeed.__version__,
-        "parameters": parameter_shapes(engine),
-    }
-    contradicted = [key for key in document if key in state and state[key] != document[key]]
-    if contradicted:
-        raise ValueError(f"state says otherwise than the checkpoint about {contradicted}")
-    return (json.dumps({**document, **state}, indent=1) + "\n").encode()
+def rng_name(rank: int) -> str:
+    """Name of a rank's random state."""
+    return f"{store.RNG_PREFIX}{rank:05d}.safetensors"
 
 
 def parameter_shapes(engine: Any) -> dict[str, list[int]]:
     """Name and shape of every parameter of the engine's module."""
     return {name: list(tensor.shape) for name, tensor in engine.module.named_parameters()}
-
-
-def _write_own_files(
-    partial: Path, rank: int, document: bytes, written: dict[str, FileRecord]
-) -> None:
-    """The rank's random state, and on rank 0 state.json; synced, and added to `written`."""
-    rng = partial / rng_name(rank)
-    save_rng(rng)
-    with rng.open("rb") as stream:
-        os.fsync(stream.fileno())
-    written[rng.name] = record_of(rng)
-    if rank == 0:
-        with hashed_file(partial / STATE_NAME) as stream:
-            stream.write(document)
-            written[STATE_NAME] = stream.record()
-
-
-def _read_back(partial: Path, written: Mapping[str, FileRecord]) -> None:
-    """Raises: OSError where the disk holds other bytes than were written."""
-    for name, record in written.items():
-        if record_of(partial / name) != record:
-            raise OSError(f"{name} reads back other than it was written")
-
-
-def _finish(directory: Path, manifest: Manifest) -> None:
-    """Rank 0: manifest, rename, `latest`. Raises: OSError, and the folder is as before."""
-    partial = directory / store.partial_name(manifest.step)
-    if faults := check_sizes(partial, manifest):
-        raise OSError(faults[0])
-    write_manifest(partial, manifest)
-    fsync_directory(partial)
-    path = store.install(directory, manifest.step)
-    store.point_latest(directory, path.name)
-
-
-def _reason(error: OSError) -> str:
-    return " ".join(str(error).split())

@@ -29,6 +29,8 @@ from sgt_ds.files import fsync_directory, write_text_atomically
 log = logging.getLogger(__name__)
 
 LATEST_NAME = "latest"
+LONGEST_NAME = 64
+RNG_PREFIX = "rng_rank_"
 
 _FOLDER = re.compile(r"step-([0-9]{8,})")
 _PARTIAL_SUFFIX = ".partial"
@@ -41,7 +43,7 @@ class CheckpointInfo:
     """One checkpoint of a folder, as its manifest and file sizes tell it.
 
     `fault`: why it is no whole checkpoint, or None; its contents are only read by `verify`.
-    `latest`: whether the folder's pointer names it.
+    `latest`: whether the folder's pointer names it. `validation_loss`: of these weights, or None.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class CheckpointInfo:
     size_bytes: int
     latest: bool
     fault: str | None
+    validation_loss: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -85,11 +88,29 @@ def list_checkpoints(directory: Path) -> list[CheckpointInfo]:
 
 def read_latest(directory: Path) -> str | None:
     """Name that the pointer `latest` holds, or None where there is none."""
+    pointer = directory / LATEST_NAME
     try:
-        name = (directory / LATEST_NAME).read_text(encoding="utf-8").strip()
+        if pointer.is_symlink() or not pointer.is_file():  # it may lead anywhere, or never end
+            return None
+        with pointer.open("rb") as stream:
+            name = stream.read(LONGEST_NAME).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
     return name if _FOLDER.fullmatch(name) else None
+
+
+def pointer_fault(directory: Path) -> str | None:
+    """What is wrong with `latest`: it is there and names no checkpoint that is. None: nothing.
+
+    Nothing that resumes reads it; it is for people and their scripts.
+    """
+    pointer = directory / LATEST_NAME
+    if not pointer.exists() and not pointer.is_symlink():
+        return None
+    name = read_latest(directory)
+    if name is not None and (directory / name).is_dir():
+        return None
+    return f"{LATEST_NAME}: names no checkpoint of this folder; the next save writes it anew"
 
 
 def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[str]:
@@ -120,12 +141,24 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
             continue
         if name.endswith(PAYLOAD_SUFFIX) and (foreign := payload_fault(path / name)):
             faults.append(f"{name}: {foreign}")
+    ranks = sum(name.startswith(RNG_PREFIX) for name in manifest.files)
+    if ranks != manifest.world_size:
+        faults.append(
+            f"{MANIFEST_NAME}: names the random state of {ranks} ranks, and its world_size is "
+            f"{manifest.world_size}"
+        )
     if not any(fault.startswith(f"{STATE_NAME}:") for fault in faults):
         try:
-            read_state(path)
+            state = read_state(path)
         except UserError as error:
             where = f" {error.field}:" if error.field else ""
             faults.append(f"{STATE_NAME}:{where} {error.mend}")
+        else:
+            faults += [
+                f"{STATE_NAME}: {key} is not that of {MANIFEST_NAME} ({wanted})"
+                for key, wanted in (("step", manifest.step), ("world_size", manifest.world_size))
+                if type(state.get(key)) is not int or state[key] != wanted
+            ]
     return faults
 
 
@@ -134,7 +167,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
     Raises: UserError where it is missing or damaged.
     """
-    if not (path / STATE_NAME).is_file():
+    if not os.path.lexists(path / STATE_NAME):
         raise UserError(path, STATE_NAME, "is missing: no checkpoint of sgt-ds")
     return read_json_object(path / STATE_NAME)
 
@@ -196,41 +229,23 @@ def next_sequence(directory: Path) -> int:
     return max((info.sequence for info in list_checkpoints(directory)), default=-1) + 1
 
 
-def rotate(directory: Path, newest: Path, keep_last: int) -> list[Path]:
-    """Remove what is older than the `keep_last` youngest whole checkpoints. Returns the removed.
-
-    `newest`: the one just written and verified; it always stays. Damaged ones do not count, and
-    go when they are older than all that stay. A folder that has gone in the meantime, or can't be
-    removed, stops nothing.
-    """
-    found = list_checkpoints(directory)
-    whole = [info for info in found if info.fault is None and info.path != newest]
-    kept = {newest} | {info.path for info in whole[: max(keep_last, 1) - 1]}
-    oldest_kept = max(index for index, info in enumerate(found) if info.path in kept)
-    removed: list[Path] = []
-    for info in found[oldest_kept + 1 :]:
-        # The manifest goes first: what a kill leaves half-removed is no checkpoint any more.
-        try:
-            (info.path / MANIFEST_NAME).unlink(missing_ok=True)
-            shutil.rmtree(info.path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            log.warning("old checkpoint %s could not be removed (%s)", info.path, error.strerror)
-            continue
-        removed.append(info.path)
-    return removed
-
-
 def _info(path: Path, step: int, latest: bool) -> CheckpointInfo:
     try:
+        if path.is_symlink():
+            raise UserError(path, None, "is a link; move the checkpoint itself here")
         manifest = read_manifest(path)
         faults = check_sizes(path, manifest)
         if manifest.step != step:
             faults.append(f"{MANIFEST_NAME}: is of step {manifest.step}")
-        fault = faults[0] if faults else None
         return CheckpointInfo(
-            path, step, manifest.sequence, manifest.world_size, manifest.total_bytes, latest, fault
+            path,
+            step,
+            manifest.sequence,
+            manifest.world_size,
+            manifest.total_bytes,
+            latest,
+            faults[0] if faults else None,
+            manifest.validation_loss,
         )
     except (UserError, OSError) as error:
         # Without its manifest nothing says how old it is: older than all that have one.

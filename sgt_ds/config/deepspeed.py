@@ -98,7 +98,12 @@ def resolve_deepspeed(
                 "0 under bf16 cannot add gradients up in fp32; use 1 or 2",
             )
         # Without it bf16 gradients add up in bf16, and an inf under a finite loss reaches Adam.
-        values["bf16"].setdefault("check_grad_overflow", True)
+        if values["bf16"].setdefault("check_grad_overflow", True) is not True:
+            raise UserError(
+                path,
+                "bf16.check_grad_overflow",
+                "must be true, or an inf gradient reaches weights and optimizer; remove it",
+            )
         values.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
     return values
 

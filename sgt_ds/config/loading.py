@@ -36,7 +36,9 @@ NOT_IDENTITY = frozenset(
         "training.activation_checkpointing",
         "training.compile",
         "training.max_skipped_steps",
+        "training.compare_ranks_every",
         "training.collective_timeout_seconds",
+        "training.hang_seconds",
         # What is read, wherever it lies, is told by each checkpoint: the loader compares it.
         "data.train",
         "data.validation",

@@ -124,8 +124,13 @@ class TrainingConfig(Section):
     """Compile each block with torch.compile."""
     max_skipped_steps: PositiveInt = 20
     """Updates skipped in a row (non-finite gradients) after which the run stops."""
+    compare_ranks_every: PositiveInt | None = 100
+    """Updates between two checks that all ranks hold the same weights, bit for bit; null: never."""
     collective_timeout_seconds: Annotated[float, Field(gt=0, le=10**6)] = 600.0
-    """How long a collective waits for a late rank before the run fails."""
+    """How long a collective waits for a late rank, and how long a start, a first update with new
+    loops (it may compile), a validation or a checkpoint may take, before the run fails."""
+    hang_seconds: Annotated[float, Field(ge=3, le=10**6)] = 60.0
+    """How long any other part of an update may take before the run fails and names the late rank."""
 
 
 class OptimizerConfig(Section):
@@ -154,6 +159,12 @@ class CheckpointConfig(Section):
     """Updates between two checkpoints; the last update is saved too."""
     keep_last: PositiveInt = 3
     """Newest checkpoints that are kept."""
+    keep_every: PositiveInt | None = None
+    """Checkpoints whose update count this divides are kept for ever."""
+    keep_best: bool = False
+    """Keep the one of lowest validation loss too; every checkpoint is validated then."""
+    background: bool = True
+    """Write while training goes on; each rank holds a copy of its share in host memory."""
 
 
 class WandbConfig(Section):
@@ -262,6 +273,12 @@ class RunConfig(Section):
     def _one_start(self) -> RunConfig:
         if self.init is not None and self.fork is not None:
             raise ValueError("init: goes with no fork, which brings weights of its own; give one")
+        return self
+
+    @model_validator(mode="after")
+    def _best_needs_a_validation_set(self) -> RunConfig:
+        if self.checkpoint.keep_best and self.data.validation is None:
+            raise ValueError("checkpoint.keep_best: needs data.validation; name a prepared set")
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sgt_ds.config import RunConfig, check_run_directory, resolve_deepspeed
 from sgt_ds.errors import UserError
-from sgt_ds.launch.command import Target, check_launcher, is_this_host
+from sgt_ds.launch.command import Target, check_launcher
 from sgt_ds.telemetry import Certificate
 
 STALE_LOCK_SECONDS = 300.0
@@ -27,11 +27,10 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     check_launcher(target)
     resolve_deepspeed(config, target.world_size, config_file)
     check_run_directory(config)
-    for host in target.hosts:
-        if target.local or is_this_host(host):
-            _check_ports(config, config_file, host.slots)
-            if target.master_port is not None and target.hosts[0] is host:
-                _check_port("", target.master_port, "--master-port", "choose another")
+    for host in target.own_hosts:
+        _check_ports(config, config_file, host.slots)
+        if target.master_port is not None and target.hosts[0] is host:
+            _check_port("", target.master_port, "--master-port", "choose another")
     if config.training.compile:
         check_compiler(config_file)
     telemetry = config.telemetry

@@ -24,7 +24,8 @@ class Target:
     """Where a run's ranks live.
 
     `hosts`: in rank order. `hostfile`: what the user gave, for messages; None for `--num-gpus`.
-    `local`: all ranks on this machine, started without ssh.
+    `local`: all ranks on this machine, started without ssh. `node_rank`: this machine's place among
+    `hosts` where something else starts each of them (Slurm, Kubernetes): no ssh there either.
     """
 
     hosts: tuple[Host, ...]
@@ -35,6 +36,7 @@ class Target:
     ssh_port: int | None = None
     master_address: str | None = None
     master_port: int | None = None
+    node_rank: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -44,7 +46,16 @@ class Target:
     @property
     def remote_hosts(self) -> list[str]:
         """Hosts whose processes only ssh reaches."""
-        return [] if self.local else [host.name for host in self.hosts if not is_this_host(host)]
+        if self.local or self.node_rank is not None:
+            return []
+        return [host.name for host in self.hosts if not is_this_host(host)]
+
+    @property
+    def own_hosts(self) -> list[Host]:
+        """Entries of `hosts` that are this machine."""
+        if self.node_rank is not None:
+            return [self.hosts[self.node_rank]]
+        return [host for host in self.hosts if self.local or is_this_host(host)]
 
 
 def deepspeed_command(
@@ -66,11 +77,18 @@ def deepspeed_command(
             f"--hostfile={hostfile.with_name('none')}",
             f"--num_gpus={target.world_size}",
         ]
+    elif target.node_rank is not None:
+        command += [f"--hostfile={hostfile}", "--no_ssh", f"--node_rank={target.node_rank}"]
+        command.append(f"--master_addr={master_address}")
     else:
         command += [f"--hostfile={hostfile}", f"--launcher={target.launcher}", "--force_multi"]
         command.append(f"--master_addr={master_address}")
-        if target.launcher_arguments:
-            command.append(f"--launcher_args={target.launcher_arguments}")
+        more = target.launcher_arguments
+        if target.launcher == "openmpi" and target.ssh_port is not None:
+            # DeepSpeed hands the port to pdsh alone.
+            more = f"--mca plm_rsh_args '-p {target.ssh_port}' {more}"
+        if more:
+            command.append(f"--launcher_args={more}")
         if target.ssh_port is not None:
             command.append(f"--ssh_port={target.ssh_port}")
     command.append(f"--master_port={master_port}")
@@ -79,7 +97,7 @@ def deepspeed_command(
 
 def check_launcher(target: Target) -> None:
     """Raises: UserError where the program that starts ranks on other hosts is not installed."""
-    if target.local:
+    if target.local or target.node_rank is not None:
         return
     program, package = _BACKENDS[target.launcher]
     for needed, source in ((program, package), ("ssh", "openssh-client")):

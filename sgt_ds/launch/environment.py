@@ -13,6 +13,10 @@ from pathlib import Path
 
 from sgt_ds.errors import UserError
 
+# Where ranks meet, for a launcher that does not tell them (mpirun).
+MASTER_ADDRESS_VARIABLE = "SGT_MASTER_ADDR"
+MASTER_PORT_VARIABLE = "SGT_MASTER_PORT"
+
 ENV_FILE_NAME = ".deepspeed_env"
 
 # What training on another host may need of this one's environment.

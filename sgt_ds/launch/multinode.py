@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from deepspeed.launcher import runner
@@ -28,7 +29,7 @@ class PdshRunner(runner.PDSHRunner):  # type: ignore[misc]  # DeepSpeed has no t
         command, kill, environment = super().get_cmd(environment, active_resources)
         place = command.index(_ORIGINAL_NODE)
         to_hosts = kill[: kill.index("pkill -f ")]
-        end = f"cd {os.path.abspath('.')}; {sys.executable} -m sgt_ds.launch.processes kill"
+        end = f"cd {Path.cwd()}; {sys.executable} -m sgt_ds.launch.processes kill"
         kill = [*to_hosts, f"{end} {os.environ[RUN_ID_VARIABLE]}"]
         return [*command[:place], _OWN_NODE, *command[place + 1 :]], kill, environment
 

@@ -23,7 +23,12 @@ from sgt_ds.config import RunConfig, RunLayout, dump_run_config
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import write_text_atomically
 from sgt_ds.launch.command import Target, deepspeed_command, master_address
-from sgt_ds.launch.environment import forwarded_environment, write_environment_file
+from sgt_ds.launch.environment import (
+    MASTER_ADDRESS_VARIABLE,
+    MASTER_PORT_VARIABLE,
+    forwarded_environment,
+    write_environment_file,
+)
 from sgt_ds.launch.hostfile import format_hostfile
 from sgt_ds.launch.ports import free_ports
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, on_hosts, processes_of
@@ -38,6 +43,7 @@ from sgt_ds.launch.record import (
     write_outcome,
     write_record,
 )
+from sgt_ds.launch.watch import Watch
 
 POLL_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 60.0
@@ -157,9 +163,11 @@ def _run_once(
     run_dir, target = launch.config.run_dir, launch.target
     record = new_record(run_dir, target.remote_hosts, target.ssh_port)
     write_record(run_dir, record)
+    watch = Watch(run_dir, record.run_id)
+    watch.begin(first_host=not target.node_rank)
     child = _start(launch, record)
     try:
-        forced = _wait(child, signals, asked, grace_seconds)
+        forced, status = _wait(child, watch, signals, asked, grace_seconds)
         if not forced:
             # The launcher may have died before its ranks: those are orphans then.
             _await_ranks(record, signals)
@@ -171,19 +179,23 @@ def _run_once(
     for fault in left:
         _say(f"cannot make sure that nothing is left: {fault}")
     if forced:
-        return 128 + (signals.number or signal.SIGTERM), forced
-    return _judge(launch, child.returncode, orphans, stopping=bool(signals.count) or asked.is_set())
+        return status, f"{forced}; {_last_checkpoint(launch)}"
+    stopping = bool(signals.count) or asked.is_set()
+    return _judge(launch, child.returncode, orphans, watch.deaths(), stopping=stopping)
 
 
 def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
     control, target = control_directory(launch.config.run_dir).resolve(), launch.target
     environment = {**os.environ, RUN_ID_VARIABLE: record.run_id}
     arguments, hostfile = launch.arguments, control / "hostfile"
+    address, port = master_address(target), target.master_port or free_ports(host="")
     if not target.local:
         write_text_atomically(hostfile, format_hostfile(target.hosts))
         resolved = control / "launch.yaml"
         write_text_atomically(resolved, dump_run_config(launch.config))
         arguments = [str(resolved)]
+        environment[MASTER_ADDRESS_VARIABLE] = address
+        environment[MASTER_PORT_VARIABLE] = str(port)
         variables = control / "deepspeed_env"
         write_environment_file(variables, forwarded_environment(environment))
         # DeepSpeed reads this file instead of the user's own, whose lines are in it already.
@@ -192,8 +204,8 @@ def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
         target,
         arguments,
         hostfile=hostfile,
-        master_address=master_address(target),
-        master_port=target.master_port or free_ports(host=""),
+        master_address=address,
+        master_port=port,
     )
     # A session of its own: Ctrl-C at the terminal reaches this process only.
     return subprocess.Popen(
@@ -202,9 +214,13 @@ def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
 
 
 def _wait(
-    child: subprocess.Popen[bytes], signals: StopSignals, asked: StopAsked, grace_seconds: float
-) -> str:
-    """Wait until the launcher has ended. Returns why it must be killed instead, or ''."""
+    child: subprocess.Popen[bytes],
+    watch: Watch,
+    signals: StopSignals,
+    asked: StopAsked,
+    grace_seconds: float,
+) -> tuple[str, int]:
+    """Wait until the launcher has ended. Returns why it must be killed instead, or '', and a status."""
     asked_at: float | None = None
     seen = signals.count
     while child.poll() is None:
@@ -218,10 +234,14 @@ def _wait(
             )
         if asked_at is not None:
             if signals.count > max(seen, 1):
-                return "ended at once, as asked; what was not saved is lost"
+                why = "ended at once, as asked; what was not saved is lost"
+                return why, 128 + signals.number
             if time.monotonic() - asked_at > grace_seconds:
-                return f"did not stop within {grace_seconds:.0f} s and was ended"
-    return ""
+                why = f"did not stop within {grace_seconds:.0f} s and was ended"
+                return why, 128 + (signals.number or signal.SIGTERM)
+        if hang := watch.hang():
+            return hang, 1
+    return "", 0
 
 
 def _await_ranks(record: RunRecord, signals: StopSignals, seconds: float = 5.0) -> None:
@@ -231,16 +251,25 @@ def _await_ranks(record: RunRecord, signals: StopSignals, seconds: float = 5.0) 
         time.sleep(POLL_SECONDS)
 
 
-def _judge(launch: Launch, returncode: int, orphans: int, *, stopping: bool) -> tuple[int, str]:
-    """Status and reason of a launch that ended by itself."""
+def _last_checkpoint(launch: Launch) -> str:
+    return f"last checkpoint: step {max(newest_step(RunLayout(launch.config.run_dir)), 0)}"
+
+
+def _judge(
+    launch: Launch, returncode: int, orphans: int, deaths: str, *, stopping: bool
+) -> tuple[int, str]:
+    """Status and reason of a launch that ended by itself. `deaths`: which ranks fell, if any."""
     layout, steps = RunLayout(launch.config.run_dir), launch.config.training.steps
     step = max(newest_step(layout), 0)
-    if returncode:
-        status = BAD_INPUT if returncode == BAD_INPUT else 1
-        cause = f"status {returncode}" if returncode > 0 else f"signal {-returncode}"
-        return status, f"the run failed with {cause}; last checkpoint: step {step}"
-    if orphans:
-        return 1, f"the launcher ended before its ranks; last checkpoint: step {step}"
+    if returncode == BAD_INPUT:
+        return BAD_INPUT, f"the run failed with status {returncode}; {_last_checkpoint(launch)}"
+    if returncode or orphans or deaths:
+        cause = "it" if not returncode else f"it ended with status {returncode}"
+        if returncode < 0:
+            cause = f"its launcher was ended by signal {-returncode}"
+        elif orphans and not returncode:
+            cause = "its launcher ended before its ranks"
+        return 1, f"the run failed: {deaths or cause}; {_last_checkpoint(launch)}"
     if stopping:
         saved = f"saved at step {step} of {steps}" if step else "no update was saved"
         return 0, f"stopped as asked; {saved}"

@@ -27,6 +27,12 @@ class LoopInputs(NamedTuple):
     scale: Tensor | None
     """float32 (depth, computed heads), in [0, 1]; None applies no factor."""
 
+    @property
+    def graph(self) -> tuple[int, str, int | None, bool]:
+        """What a compiled block's graph depends on."""
+        heads = None if self.heads is None else len(self.heads)
+        return self.depth, self.scope, heads, self.scale is not None
+
 
 def loop_inputs(passes: Mapping[int, Passes], device: torch.device) -> dict[int, LoopInputs]:
     """Tensors for `Transformer.forward` from the passes of each looping layer."""

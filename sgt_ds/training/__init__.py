@@ -12,35 +12,45 @@ if TYPE_CHECKING:
     from sgt_ds.training.bench import Row, Setting, bench_as_json, bench_step
     from sgt_ds.training.build import build_trainer, run
     from sgt_ds.training.engine import Ranks, join_ranks, leave_ranks
+    from sgt_ds.training.heartbeat import Heartbeat, lost_peers_told
     from sgt_ds.training.rollback import RolledBack, roll_back
+    from sgt_ds.training.saving_bench import SavingBench, bench_saving
     from sgt_ds.training.trainer import Trainer
 
 __all__ = [
+    "Heartbeat",
     "Ranks",
     "RolledBack",
     "Row",
+    "SavingBench",
     "Setting",
     "Trainer",
     "bench_as_json",
+    "bench_saving",
     "bench_step",
     "build_trainer",
     "join_ranks",
     "leave_ranks",
+    "lost_peers_told",
     "roll_back",
     "run",
 ]
 
 _NEEDS_TORCH = {
+    "Heartbeat": "heartbeat",
     "Ranks": "engine",
     "RolledBack": "rollback",
     "Row": "bench",
+    "SavingBench": "saving_bench",
     "Setting": "bench",
     "Trainer": "trainer",
     "bench_as_json": "bench",
+    "bench_saving": "saving_bench",
     "bench_step": "bench",
     "build_trainer": "build",
     "join_ranks": "engine",
     "leave_ranks": "engine",
+    "lost_peers_told": "heartbeat",
     "roll_back": "rollback",
     "run": "build",
 }

@@ -24,9 +24,11 @@ from sgt_ds.telemetry import peak_flops
 from sgt_ds.training.engine import Ranks, build_engine
 from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.faults import Requests
+from sgt_ds.training.heartbeat import Heartbeat
 from sgt_ds.training.parts import StepParts
-from sgt_ds.training.resume import RunCheckpoints, restore
+from sgt_ds.training.resume import restore
 from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
+from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.start import checked_start, load_start
 from sgt_ds.training.telemetry import start_telemetry
 from sgt_ds.training.trainer import Trainer
@@ -35,7 +37,9 @@ from sgt_ds.training.validation import ValidationLoss
 log = logging.getLogger("sgt_ds")
 
 
-def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) -> None:
+def run(
+    config: RunConfig, ranks: Ranks, config_file: str, heartbeat: Heartbeat, *, resuming: bool
+) -> None:
     """Build, train, close. Collective.
 
     `resuming`: whether the run directory held this run before.
@@ -46,7 +50,7 @@ def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) ->
         ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
         ranks.on_main(lambda: prepare_run_directory(config, resuming=resuming))
         set_up_logging(config.run_dir, ranks.rank)
-        trainer = build_trainer(config, ranks, config_file)
+        trainer = build_trainer(config, ranks, config_file, heartbeat)
         try:
             reached = reached_step(RunLayout(config.run_dir).metrics)
             restore(trainer, config, ranks, resuming=resuming)
@@ -57,7 +61,9 @@ def run(config: RunConfig, ranks: Ranks, config_file: str, *, resuming: bool) ->
             trainer.close()
 
 
-def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
+def build_trainer(
+    config: RunConfig, ranks: Ranks, config_file: str, heartbeat: Heartbeat
+) -> Trainer:
     """Build every part of a run, at step 0. Collective.
 
     Raises: UserError where data, model, files or ports do not fit each other.
@@ -77,7 +83,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         log.info("weights of %s", path)
     model = model.to(ranks.device)
     engine = build_engine(model, config, ranks, config_file)
-    parts = StepParts(ranks.device)
+    parts = StepParts(ranks.device, heartbeat.enter)
     parts.time_reduction(engine)
     loader = Loader(
         data.train,
@@ -114,6 +120,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         global_batch_size=training.global_batch_size,
         steps=training.steps,
     )
+    telemetry = start_telemetry(config, ranks)
     return Trainer(
         config,
         ranks=ranks,
@@ -121,10 +128,11 @@ def build_trainer(config: RunConfig, ranks: Ranks, config_file: str) -> Trainer:
         loader=loader,
         growth=growth,
         flops=FlopsCounter(config.model, data.sequence_length),
-        telemetry=start_telemetry(config, ranks),
+        telemetry=telemetry,
         metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
-        checkpoints=RunCheckpoints(config, ranks, engine, tokenizer=tokenizer),
-        requests=Requests(layout),
+        checkpoints=RunCheckpoints(config, ranks, engine, tokenizer=tokenizer, telemetry=telemetry),
+        requests=Requests(layout, heartbeat),
+        heartbeat=heartbeat,
         validation=_validation(config, ranks, engine),
         peak_flops=_peak_flops(ranks.device),
         planned_overhead=planned.overhead_at,

@@ -16,7 +16,7 @@ from torch import nn
 
 from sgt_ds.config import OptimizerConfig, RunConfig, resolve_deepspeed
 from sgt_ds.errors import UserError
-from sgt_ds.training.network import choose_gloo_interface
+from sgt_ds.training.network import adopt_mpirun, choose_gloo_interface
 
 # Set for one process that no launcher started, so that `python -m sgt_ds.train` works as well.
 _SINGLE_PROCESS = {
@@ -85,6 +85,7 @@ def join_ranks(timeout_seconds: float) -> Ranks:
     """
     if not {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"} & os.environ.keys():
         os.environ.update(_SINGLE_PROCESS)
+    adopt_mpirun()
     choose_gloo_interface()
     accelerator = get_accelerator()
     on_cpu = accelerator.device_name() == "cpu"

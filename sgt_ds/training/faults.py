@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import FrameType
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import Diverged
+from sgt_ds.training.heartbeat import Heartbeat
 
 
 class Requests:
-    """What this rank has been asked: to stop, by SIGTERM, SIGINT or a file; to freeze, by a file.
+    """What this rank has been asked: to stop, by SIGTERM, SIGINT, a file or the end of what started
+    it; to freeze, by a file.
 
     Only remembers; the ranks agree by a collective between two steps and act together.
     """
 
-    def __init__(self, layout: RunLayout) -> None:
+    def __init__(self, layout: RunLayout, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
         self._stop_file, self._freeze_file = layout.stop_request, layout.freeze_request
         self._signalled = False
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -25,8 +29,8 @@ class Requests:
         self._signalled = True
 
     def stop(self) -> bool:
-        """Whether a signal came or the stop file is there."""
-        return self._signalled or self._stop_file.exists()
+        """Whether a signal came, the stop file is there, or nobody minds this rank any more."""
+        return self._signalled or self._heartbeat.launcher_lost or self._stop_file.exists()
 
     def freeze(self) -> bool:
         """Whether growth is to decide nothing any more. The file stays: a resume obeys it too."""
@@ -47,12 +51,15 @@ class SkippedSteps:
         """An update was applied: the row ends."""
         self.in_a_row = 0
 
-    def skipped(self, step: int, last_checkpoint: str) -> None:
-        """An update was skipped. Raises: Diverged after too many in a row."""
+    def skipped(self, step: int, last_checkpoint: Callable[[], str]) -> None:
+        """An update was skipped. `last_checkpoint`: the newest good one, asked for at the end only.
+
+        Raises: Diverged after too many in a row.
+        """
         self.total += 1
         self.in_a_row += 1
         if self.in_a_row >= self._limit:
             raise Diverged(
                 f"step {step}: {self.in_a_row} updates in a row had non-finite gradients on at "
-                f"least one rank; last good checkpoint: {last_checkpoint}"
+                f"least one rank; last good checkpoint: {last_checkpoint()}"
             )

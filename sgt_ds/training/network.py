@@ -7,7 +7,24 @@ import socket
 
 import psutil
 
+_OF_MPIRUN = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "MASTER_ADDR": "SGT_MASTER_ADDR",
+    "MASTER_PORT": "SGT_MASTER_PORT",
+}
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+def adopt_mpirun() -> None:
+    """Take the ranks of mpirun, and the meeting place that `sgt-ds train` chose for it.
+
+    DeepSpeed's own way takes the first address of `hostname -I`, which can be the wrong network's,
+    and needs mpi4py.
+    """
+    if "RANK" not in os.environ and all(name in os.environ for name in _OF_MPIRUN.values()):
+        os.environ.update({name: os.environ[theirs] for name, theirs in _OF_MPIRUN.items()})
 
 
 def choose_gloo_interface() -> None:

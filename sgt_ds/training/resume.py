@@ -3,63 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sgt_ds import checkpoints
-from sgt_ds.config import RunConfig, RunLayout, config_hash
+from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.training.engine import Ranks
 from sgt_ds.training.trainer import Trainer
 
 log = logging.getLogger("sgt_ds")
-
-
-class RunCheckpoints:
-    """The checkpoints of one run, with the facts that conversion needs beside the trainer's state.
-
-    `tokenizer`: the file that turns the model's ids into text, for an export.
-    """
-
-    def __init__(self, config: RunConfig, ranks: Ranks, engine: Any, *, tokenizer: Path) -> None:
-        self._keep_last, self._group, self._engine = (
-            config.checkpoint.keep_last,
-            ranks.host_group,
-            engine,
-        )
-        self._directory = RunLayout(config.run_dir).checkpoints
-        self._facts = {
-            "model": config.model.model_dump(mode="json"),
-            "method": config.method,
-            "interval": config.growth.interval,
-            "sequence_length": config.data.sequence_length,
-            "tokenizer": str(tokenizer.resolve()),
-            "config": config.model_dump(mode="json"),
-            "config_hash": config_hash(config),
-        }
-
-    def save(self, step: int, state: Mapping[str, Any]) -> float:
-        """Save a checkpoint of all ranks. Returns seconds. Collective.
-
-        Raises: SaveFailed on all ranks where one failed; earlier checkpoints stay as they are.
-        """
-        started = time.perf_counter()
-        checkpoints.save(
-            self._engine,
-            self._directory,
-            step=step,
-            state={**self._facts, **state},
-            keep_last=self._keep_last,
-            group=self._group,
-        )
-        return time.perf_counter() - started
-
-    def newest(self) -> str:
-        """The newest good checkpoint's path, for a message."""
-        found = checkpoints.newest_good(self._directory)
-        return "none" if found is None else str(found.path)
 
 
 def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool) -> None:
@@ -78,8 +32,18 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
         return
     load = checkpoints.load_weights_only if forking else checkpoints.load
     state = load(trainer.engine, path, group=ranks.host_group)
-    _check_data(trainer, config, path, state["data"])
-    trainer.load_state_dict(state)
+    try:
+        _check_data(trainer, config, path, state["data"])
+        trainer.load_state_dict(state)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        # All ranks read the same file, and meet the same error.
+        raise UserError(
+            path / checkpoints.STATE_NAME,
+            None,
+            f"does not hold what a run needs ({type(error).__name__}: {error}); "
+            "use another checkpoint",
+            everywhere=True,
+        ) from None
     trainer.cut_back(-1 if forking else trainer.clock.step)
     if forking:
         _fork_growth(trainer, path, state["growth"])

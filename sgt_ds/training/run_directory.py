@@ -76,11 +76,10 @@ class MetricsFile:
         kept = []
         for line in self._path.read_text(encoding="utf-8").splitlines():
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, TypeError, LookupError, RecursionError):
                 break
-            if row["step"] <= step:
-                kept.append(line + "\n")
         write_text_atomically(self._path, "".join(kept))
         self._stream = self._path.open("a", encoding="utf-8")
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from sgt_ds.config import RunConfig
 from sgt_ds.data import Loader
@@ -20,8 +20,11 @@ from sgt_ds.progress import duration
 from sgt_ds.telemetry import Exporter, StepRecord
 from sgt_ds.training.engine import Ranks, set_learning_rate
 from sgt_ds.training.faults import Requests, SkippedSteps
+from sgt_ds.training.heartbeat import Heartbeat
+from sgt_ds.training.integrity import compare_ranks
 from sgt_ds.training.parts import StepParts
 from sgt_ds.training.run_directory import MetricsFile
+from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.schedule import learning_rate
 from sgt_ds.training.totals import StepTotals
 from sgt_ds.training.validation import ValidationLoss
@@ -30,16 +33,6 @@ log = logging.getLogger("sgt_ds")
 
 # How long the exporter stays up at the end for a scraper that has not yet read it.
 LAST_SCRAPE_SECONDS = 5.0
-
-
-class Checkpoints(Protocol):
-    """What the loop needs of the run's checkpoints."""
-
-    def save(self, step: int, state: dict[str, Any]) -> float:
-        """Save a checkpoint on all ranks; returns its seconds. Collective."""
-
-    def newest(self) -> str:
-        """The newest good checkpoint, for a message."""
 
 
 @dataclass
@@ -67,12 +60,13 @@ class Trainer:
         flops: FlopsCounter,
         telemetry: Exporter | None,
         metrics: MetricsFile | None,
-        checkpoints: Checkpoints,
+        checkpoints: RunCheckpoints,
         requests: Requests,
         validation: ValidationLoss | None,
         peak_flops: float | None,
         planned_overhead: Callable[[int], float],
         parts: StepParts,
+        heartbeat: Heartbeat,
     ) -> None:
         """`validation`: None without a validation set. `peak_flops`: of one device, None where
         unknown. `planned_overhead`: the cumulative FLOPs overhead that is planned at a step.
@@ -91,18 +85,18 @@ class Trainer:
         self.peak_flops = peak_flops
         self.planned_overhead = planned_overhead
         self.parts = parts
+        self.heartbeat = heartbeat
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
         self._started_at = (0.0, 0)  # seconds and step at which this process began to train
         self._last_logged = (0.0, 0)  # seconds and tokens
-        self._saved_step = -1
 
     def train(self) -> None:
         """Run the remaining updates, or those until a request to stop.
 
         Raises: Diverged, StateMismatch.
         """
-        self._saved_step = self.clock.step  # what was loaded needs no second save
+        self.checkpoints.saved_step = self.clock.step  # what was loaded needs no second save
         now = time.perf_counter()
         self._started_at, self._last_logged = (now, self.clock.step), (now, self.clock.tokens)
         end: Literal["completed", "stopped", "failed"] = "failed"
@@ -120,8 +114,14 @@ class Trainer:
                     end = "completed"
                     return
                 applied = self.train_step()
-                freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
+                self.heartbeat.enter("agreement")
+                freeze, stop, writing = self.ranks.any(
+                    self.requests.freeze(), self.requests.stop(), self.checkpoints.is_busy()
+                )
                 self._heed(freeze)
+                if not writing:
+                    with self.parts.host("checkpoint"):
+                        self.checkpoints.proceed()
                 if applied:  # after the freeze: the checkpoint of a step holds all of that step
                     self._after_step()
                 if stop and self.clock.step < self.config.training.steps:
@@ -146,9 +146,13 @@ class Trainer:
         measure = self.growth.measures(clock.step)
         rate = learning_rate(clock.step, training.steps, self.config.optimizer)
         set_learning_rate(self.engine.optimizer.param_groups, rate)
+        self.heartbeat.update(
+            clock.step, (measure, *((at, run.graph) for at, run in loops.items()))
+        )
 
         totals = StepTotals(self.ranks.device)
-        for sample in self.loader.next_step():  # token ids, int64 (sequences, positions + 1)
+        # token ids, int64 (sequences, positions + 1)
+        for sample in self.heartbeat.each("data", self.loader.next_step()):
             ids, document_starts = sample.to(self.ranks.device)
             with self.parts.device("forward"):
                 output = self.engine(
@@ -211,16 +215,17 @@ class Trainer:
                 within_noise=None if margin is None else margin.within_noise,
             )
 
-    def save(self) -> None:
-        """Save a checkpoint. Collective."""
+    def save(self, *, validation_loss: float | None = None, wait: bool = False) -> None:
+        """Save a checkpoint, beside training unless `wait`. Collective.
+
+        `validation_loss`: of the weights of now. Raises: SaveFailed where `wait` and it failed.
+        """
         with self.parts.host("growth"):
             self.growth.flush()  # the journal first: resume cuts it back to here
         with self.parts.host("checkpoint"):
-            seconds = self.checkpoints.save(self.clock.step, self.state_dict())
-        self._saved_step = self.clock.step
-        log.info("step %d: checkpoint saved in %.1f s", self.clock.step, seconds)
-        if self.telemetry is not None:
-            self.telemetry.publish_checkpoint(seconds)
+            self.checkpoints.save(
+                self.clock.step, self.state_dict(), validation_loss=validation_loss, wait=wait
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values that `load_state_dict` takes, beside the checkpoint's own `step`."""
@@ -256,7 +261,9 @@ class Trainer:
 
     def close(self) -> None:
         """Close files, ports and threads; safe after an error."""
+        self.heartbeat.enter("end")
         self.loader.close()
+        self.checkpoints.close()
         if self.growth.journal is not None:
             self.growth.journal.close()
         if self.metrics is not None:
@@ -265,16 +272,20 @@ class Trainer:
             self.telemetry.close(wait_seconds=LAST_SCRAPE_SECONDS)
 
     def _after_step(self) -> None:
-        """Validation and checkpoint where they are due. Collective."""
+        """Checks, validation and checkpoint where they are due. Collective."""
         step, training = self.clock.step, self.config.training
         last = step == training.steps
-        validates = last or step % training.validate_every == 0
         saves = last or step % self.config.checkpoint.every == 0
+        validates = last or step % training.validate_every == 0
+        validates |= saves and self.config.checkpoint.keep_best
+        compared, validation_loss = training.compare_ranks_every, None
+        if compared is not None and (saves or step % compared == 0):
+            compare_ranks(self.engine.module, step, self.ranks)
         if validates and self.validation is not None:
             with self.parts.host("validation"):
-                self._validate(self.validation)
+                validation_loss = self._validate(self.validation)
         if saves:
-            self.save()
+            self.save(validation_loss=validation_loss, wait=last)
         if validates or saves:  # their time is no part of the training's throughput
             self._last_logged = (time.perf_counter(), self.clock.tokens)
             self._publish_rank()
@@ -294,22 +305,27 @@ class Trainer:
             self.clock.step,
             self.loader.exhausted_source,
         )
-        if self.clock.step:
-            self.save()
+        self._save_the_end()
 
     def _stop(self) -> None:
         log.info("step %d: asked to stop", self.clock.step)
-        if self._saved_step != self.clock.step:
-            self.save()
+        self._save_the_end()
         if self.ranks.is_main:
             self.requests.stopped()
+
+    def _save_the_end(self) -> None:
+        with self.parts.host("checkpoint"):
+            self.checkpoints.finish()
+        if self.checkpoints.saved_step != self.clock.step:
+            self.save(wait=True)
 
     def _count_skip(self) -> None:
         # Its entropy enters neither the moving average nor the journal.
         log.warning("step %d: update skipped, gradients not finite", self.clock.step)
         if self.telemetry is not None:
             self.telemetry.publish_skip()
-        self.skips.skipped(self.clock.step, self.checkpoints.newest())
+        with self.parts.host("checkpoint"):  # the newest one is read whole before the run ends
+            self.skips.skipped(self.clock.step, self.checkpoints.newest)
 
     def _report_step(self, loss: float, rate: float, seconds: float) -> None:
         """Log, metrics row and model-wide series; the one place that waits for the device."""
@@ -375,7 +391,7 @@ class Trainer:
         )
         return "  ".join(parts)
 
-    def _validate(self, validation: ValidationLoss) -> None:
+    def _validate(self, validation: ValidationLoss) -> float:
         loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
         loss = validation(loops)
         log.info("step %d: validation loss %.4f", self.clock.step, loss)
@@ -383,3 +399,4 @@ class Trainer:
             self.telemetry.publish_validation(loss)
         if self.metrics is not None:
             self.metrics.write({"step": self.clock.step, "validation_loss": loss})
+        return loss

@@ -1,0 +1,151 @@
+"""Signs of life: one small file a rank, and what their comparison tells of a run that stands still.
+
+Knows no process group and starts no thread. A file's age is told by the file system's clock alone,
+against a file that the reader has just written: hosts' clocks need not agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+HANG_FILE = "hang.txt"
+SUPERVISOR_FILE = "supervisor"
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Where one rank stands.
+
+    `part`: of the update in progress. `count`: parts entered so far; all ranks enter the same ones
+    in the same order. `limit_seconds`: how long the part may take before it counts as a hang.
+    `end`: '' while the rank lives; then why it ended, and `blames_peer` says that it lost another rank.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    step: int
+    part: str
+    count: int
+    limit_seconds: float
+    end: str = ""
+    blames_peer: bool = False
+
+    @property
+    def name(self) -> str:
+        """The rank and where it runs."""
+        return f"rank {self.rank} on {self.host} (process {self.pid})"
+
+    @property
+    def place(self) -> str:
+        """What it does."""
+        return f"{self.part} of step {self.step}"
+
+
+def write_beat(folder: Path, beat: Beat) -> float:
+    """Write the rank's file, whole; it need not survive a power cut.
+
+    Returns the time at which it was written, by the file system's clock.
+    """
+    path = folder / f"rank-{beat.rank:05d}.json"
+    temporary = path.with_suffix(f".{beat.pid}.tmp")
+    temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
+    temporary.replace(path)
+    return path.stat().st_mtime
+
+
+def read_beats(folder: Path) -> list[tuple[Beat, float]]:
+    """Every rank's beat with the time (seconds, the file system's clock) at which it was written.
+
+    What can't be read is left out: the launch may be just starting or just ending.
+    """
+    found = []
+    for path in sorted(folder.glob("rank-*.json")):
+        try:
+            beat = Beat(**json.loads(path.read_text(encoding="utf-8")))
+            found.append((beat, path.stat().st_mtime))
+        except (OSError, ValueError, TypeError):
+            continue
+    return found
+
+
+def write_supervisor(folder: Path) -> float:
+    """Leave the supervisor's sign of life. Returns its time, by the file system's clock."""
+    path = folder / SUPERVISOR_FILE
+    path.write_text("")
+    return path.stat().st_mtime
+
+
+def silent(beats: Iterable[tuple[Beat, float]], now: float) -> list[tuple[Beat, float]]:
+    """Ranks that have given no sign of life for longer than their part may take, with their age."""
+    return [
+        (beat, now - written)
+        for beat, written in beats
+        if not beat.end and now - written > beat.limit_seconds
+    ]
+
+
+def hang(beats: Sequence[tuple[Beat, float]], now: float, stuck_seconds: float) -> str:
+    """One line on a run in which nothing has moved for `stuck_seconds`: who is late, who waits.
+
+    `now`: by the file system's clock.
+    """
+    living = [(beat, now - written) for beat, written in beats if not beat.end]
+    quiet = [(beat, age) for beat, age in living if age > stuck_seconds / 2]
+    heard = [beat for beat, age in living if age <= stuck_seconds / 2]
+    if quiet:
+        told = "; ".join(
+            f"{beat.name} has given no sign of life for {age:.0f} s, last in {beat.place}"
+            for beat, age in quiet
+        )
+        hint = "its process is stopped, or its host is gone or cut off"
+        return f"{told} ({hint}){_waiting(heard, ', ')}"
+    behind = min((beat.count for beat in heard), default=0)
+    late = [beat for beat in heard if beat.count == behind]
+    ahead = [beat for beat in heard if beat.count > behind]
+    if not ahead:
+        return (
+            f"nothing has moved for {stuck_seconds:.0f} s and no rank is late: "
+            f"{_waiting(heard, '')}; look at the network between the hosts"
+        )
+    told = ", ".join(f"{beat.name}" for beat in late)
+    return (
+        f"{told} {'are' if len(late) > 1 else 'is'} late: in {late[0].place} for "
+        f"{stuck_seconds:.0f} s{_waiting(ahead, '; ')}"
+    )
+
+
+def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
+    """Of a launch whose processes have all ended: which ranks fell first, and where. '' if none did.
+
+    A rank that was killed left no word; one that failed by itself said why; the others lost a peer.
+    """
+    known = [beat for beat, _ in beats]
+    failed = [beat for beat in known if beat.end and not beat.blames_peer and beat.end != "done"]
+    if failed:
+        first = failed[0]
+        return f"{first.name} failed in {first.place}: {first.end}"
+    gone = [beat for beat in known if not beat.end]
+    if not gone:
+        return ""
+    if len(gone) == len(known) > 1:
+        return f"all {len(known)} ranks died in {gone[0].place}"
+    return f"{', '.join(beat.name for beat in gone)} died in {gone[0].place}"
+
+
+def _waiting(beats: Sequence[Beat], before: str) -> str:
+    """`ranks 0, 1 wait in reduce of step 7`, by place."""
+    if not beats:
+        return ""
+    places = []
+    for place, group in groupby(sorted(beats, key=lambda beat: beat.place), lambda b: b.place):
+        ranks = [str(beat.rank) for beat in group]
+        several = len(ranks) > 1
+        places.append(
+            f"rank{'s' if several else ''} {', '.join(ranks)} wait{'' if several else 's'} in {place}"
+        )
+    return before + "; ".join(places)

@@ -1,0 +1,233 @@
+"""Signs of life of this rank, and its end where nothing moves any more or nobody minds it.
+
+A thread beside training: it needs no answer from training, which may wait in a collective for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from sgt_ds.errors import SgtError
+from sgt_ds.telemetry import heartbeats
+from sgt_ds.telemetry.heartbeats import Beat
+
+# The longest time between two signs of life.
+MOST_SECONDS = 10.0
+# What starts ranks, as it stands at the beginning of command lines: a program or a module.
+_LAUNCHERS = frozenset(
+    {
+        *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+        *("sgt-ds", "sgt_ds", "sgt_ds.launch.multinode", "sgt_ds.launch.node"),
+        *("mpirun", "mpiexec", "orted", "prterun", "prted"),
+    }
+)
+# What may last long for good reasons: it is bounded by the time limit of collectives.
+_PATIENT = frozenset({"start", "data", "checkpoint", "validation", "end"})
+
+# In the messages of gloo, NCCL and the store at which ranks meet.
+_SIGNS_OF_LOSS = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
+
+Item = TypeVar("Item")
+
+
+class LostPeer(SgtError):
+    """A rank that this one talks to has gone."""
+
+
+class Heartbeat:
+    """Writes where this rank stands; ends the process where one part takes longer than it may.
+
+    `hang_seconds`: limit of a part of an update. `patient_seconds`: limit of what may last: joining,
+    data, the first update with a new shape of loops (it may compile), validation, checkpoints.
+    """
+
+    def __init__(
+        self, folder: Path, rank: int, *, hang_seconds: float, patient_seconds: float
+    ) -> None:
+        self.folder = folder
+        self.launcher_lost = False
+        """Whether what started this rank has gone: it saves and ends then."""
+        self._rank, self._host = rank, socket.gethostname()
+        self._hang_seconds = hang_seconds
+        self._patient_seconds = max(patient_seconds, hang_seconds)
+        self._every = min(MOST_SECONDS, hang_seconds / 6)
+        self._step, self._part, self._count, self._patient = 0, "start", 0, True
+        self._seen: set[Hashable] = set()
+        self._end, self._blames_peer = "", False
+        self._watched = 0  # the part that `_stuck_seconds` counts
+        self._stuck_seconds = 0.0
+        self._born = 0.0  # by the file system's clock
+        self._launchers = list(_launchers())
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._born = self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join(timeout=self._every)
+        self._end = "done" if error is None else " ".join(f"{error}".split())[:300] or repr(error)
+        self._blames_peer = isinstance(error, LostPeer)
+        self._write()
+
+    @property
+    def own_name(self) -> str:
+        """The rank and its host, for a message."""
+        return f"rank {self._rank} on {self._host}"
+
+    @property
+    def place(self) -> str:
+        """The part in progress, for a message."""
+        return f"{self._part} of step {self._step}"
+
+    def update(self, step: int, shape: Hashable) -> None:
+        """An update begins. `shape`: what the compiled blocks depend on; a new one may compile."""
+        self._step, self._patient = step, shape not in self._seen
+        self._seen.add(shape)
+
+    def enter(self, part: str) -> None:
+        """A part begins: on every rank the same ones, in the same order."""
+        self._part = part
+        self._count += 1
+
+    def each(self, part: str, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, each one's making a part of its own."""
+        iterator = iter(items)
+        while True:
+            self.enter(part)
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            yield item
+
+    def _watch(self) -> None:
+        then = time.monotonic()
+        while not self._over.wait(self._every):
+            now = time.monotonic()
+            # While this process or its whole machine was stopped, nobody else waited for it either.
+            self._count_stuck(min(now - then, 2 * self._every))
+            then = now
+            try:
+                self._write()
+                self._look_around()
+            except OSError:  # the shared directory does not answer: that alone ends nothing
+                continue
+
+    def _count_stuck(self, seconds: float) -> None:
+        if self._count != self._watched:
+            self._watched, self._stuck_seconds = self._count, 0.0
+            return
+        self._stuck_seconds += seconds
+        if self._stuck_seconds > self._limit:
+            self._give_up()
+
+    @property
+    def _limit(self) -> float:
+        patient = self._patient or self._part in _PATIENT
+        return self._patient_seconds if patient else self._hang_seconds
+
+    def _look_around(self) -> None:
+        told, supervisor = (
+            _time_of(self.folder / name)
+            for name in (heartbeats.HANG_FILE, heartbeats.SUPERVISOR_FILE)
+        )
+        if told is not None and told >= self._born:
+            os._exit(1)  # another rank, or the supervisor, has told it already
+        if supervisor is not None:
+            silence = self._write() - supervisor
+            self.launcher_lost |= silence > max(self._hang_seconds, 3 * self._every)
+        ended, _, _ = select.select(self._launchers, [], [], 0)
+        self.launcher_lost |= bool(ended)
+
+    def _write(self) -> float:
+        """Write where this rank stands. Returns the time, by the file system's clock."""
+        beat = Beat(
+            rank=self._rank,
+            host=self._host,
+            pid=os.getpid(),
+            step=self._step,
+            part=self._part,
+            count=self._count,
+            limit_seconds=self._limit,
+            end=self._end,
+            blames_peer=self._blames_peer,
+        )
+        return heartbeats.write_beat(self.folder, beat)
+
+    def _give_up(self) -> None:
+        """Tell, once for all ranks, who is late; and end: training can't be asked any more."""
+        try:
+            now = self._write()
+            told = heartbeats.hang(heartbeats.read_beats(self.folder), now, self._stuck_seconds)
+            with (self.folder / heartbeats.HANG_FILE).open("x", encoding="utf-8") as stream:
+                stream.write(told + "\n")
+            print(f"sgt-ds train: {told}", file=sys.stderr, flush=True)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            print(
+                f"sgt-ds train: rank {self._rank} on {self._host}: nothing has moved in "
+                f"{self.place} for {self._stuck_seconds:.0f} s, and {self.folder} does not answer "
+                f"({error.strerror})",
+                file=sys.stderr,
+                flush=True,
+            )
+        os._exit(1)
+
+
+@contextmanager
+def lost_peers_told(heartbeat: Heartbeat) -> Iterator[None]:
+    """Raises: LostPeer, one line, where a collective failed because another rank has gone."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo's and NCCL's errors are nothing narrower
+        if not any(sign in str(error) for sign in _SIGNS_OF_LOSS):
+            raise
+        raise LostPeer(f"{heartbeat.own_name} lost another rank in {heartbeat.place}") from None
+
+
+def _time_of(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _launchers() -> Iterator[int]:
+    """A pidfd of each launcher above this process: its parent, that one's parent, as far as known.
+
+    What stands above them, a shell or an sshd, may end before them for good reasons.
+    """
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            descriptor = os.pidfd_open(pid)
+            command = (Path("/proc") / str(pid) / "cmdline").read_text(errors="replace")
+            status = (Path("/proc") / str(pid) / "stat").read_text(errors="replace")
+        except OSError:
+            return
+        if not any(Path(word).name in _LAUNCHERS for word in command.split("\0")[:5]):
+            os.close(descriptor)
+            return
+        yield descriptor
+        pid = int(status.rpartition(")")[2].split()[1])

@@ -1,0 +1,126 @@
+"""The checkpoints of one run: taken when the trainer says so, told of when they are complete."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sgt_ds import checkpoints
+from sgt_ds.config import RunConfig, RunLayout, config_hash
+from sgt_ds.telemetry import Exporter
+from sgt_ds.training.engine import Ranks
+
+log = logging.getLogger("sgt_ds")
+
+
+class RunCheckpoints:
+    """Saves while training goes on, with the facts that conversion needs beside the trainer's state.
+
+    A save that fails is told, counted, and tried again when the next one is due: nothing but the
+    saving stops. One is under way at a time; where the next is due before it is complete, training
+    waits, so that the same run leaves the same checkpoints.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: Ranks,
+        engine: Any,
+        *,
+        tokenizer: Path,
+        telemetry: Exporter | None,
+    ) -> None:
+        """`tokenizer`: the file that turns the model's ids into text, for an export."""
+        self._ranks, self._telemetry = ranks, telemetry
+        self._directory = RunLayout(config.run_dir).checkpoints
+        keep = config.checkpoint
+        self._saver = checkpoints.Saver(
+            engine,
+            self._directory,
+            retention=checkpoints.Retention(keep.keep_last, keep.keep_every, keep.keep_best),
+            group=ranks.host_group,
+            background=keep.background,
+        )
+        self._facts = {
+            "model": config.model.model_dump(mode="json"),
+            "method": config.method,
+            "interval": config.growth.interval,
+            "sequence_length": config.data.sequence_length,
+            "tokenizer": str(tokenizer.resolve()),
+            "config": config.model_dump(mode="json"),
+            "config_hash": config_hash(config),
+        }
+        self.saved_step = -1
+        """Step of the newest complete checkpoint of this run; -1 before the first."""
+
+    def is_busy(self) -> bool:
+        """Whether this rank still writes."""
+        return self._saver.is_busy()
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        validation_loss: float | None,
+        wait: bool,
+    ) -> None:
+        """Save the run as it is after `step` updates. Collective.
+
+        `validation_loss`: of these weights, if known. `wait`: until it is complete.
+        Raises: SaveFailed on all ranks where `wait` and it failed; earlier checkpoints stay.
+        """
+        self.finish()
+        try:
+            self._saver.begin(step, {**self._facts, **state}, validation_loss=validation_loss)
+            if wait:
+                self._note(self._saver.wait())
+        except checkpoints.SaveFailed as error:
+            self._failed(error)
+            if wait:
+                raise
+
+    def proceed(self) -> None:
+        """Bring a save under way forward; called where no rank is busy. Collective."""
+        try:
+            self._note(self._saver.advance())
+        except checkpoints.SaveFailed as error:
+            self._failed(error)
+
+    def finish(self) -> None:
+        """Wait for a save under way; a failure is told, not raised. Collective."""
+        try:
+            self._note(self._saver.wait())
+        except checkpoints.SaveFailed as error:
+            self._failed(error)
+
+    def newest(self) -> str:
+        """The newest good checkpoint's path, for a message. Collective."""
+        self.finish()
+        found = self._ranks.from_main(lambda: checkpoints.newest_good(self._directory))
+        return "none" if found is None else str(found.path)
+
+    def close(self) -> None:
+        """Give up what is under way; safe after an error."""
+        self._saver.close()
+
+    def _note(self, saved: checkpoints.Saved | None) -> None:
+        if saved is None:
+            return
+        self.saved_step = saved.step
+        log.info(
+            "step %d: checkpoint saved in %.1f s, training stood still for %.2f s",
+            saved.step,
+            saved.seconds,
+            saved.stall_seconds,
+        )
+        if self._telemetry is not None:
+            self._telemetry.publish_checkpoint(saved.seconds)
+
+    def _failed(self, error: checkpoints.SaveFailed) -> None:
+        if self._ranks.is_main:  # the same error on all: one line is enough
+            log.error("checkpoint: %s; the next one that is due tries again", error)
+        if self._telemetry is not None:
+            self._telemetry.publish_checkpoint_failure()

@@ -1,0 +1,165 @@
+"""How long training stands still for a checkpoint: written at once, and beside training.
+
+One process, a DeepSpeed engine under ZeRO-2, random tokens. Knows no data and no run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+
+from sgt_ds.checkpoints import Retention, Saver
+from sgt_ds.config import ModelConfig, OptimizerConfig
+from sgt_ds.flops import parameter_count
+from sgt_ds.model import Transformer
+from sgt_ds.progress import Progress
+from sgt_ds.training.engine import Ranks, build_optimizer, join_ranks, leave_ranks
+
+TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class SavingBench:
+    """Medians over the rounds, seconds. `stall`: training does nothing else.
+
+    `checkpoint_bytes`: of one checkpoint. `at_once_seconds`: a save that is waited for.
+    `stall_seconds`: of a save beside training, `first_stall_seconds` that of the first, which finds
+    its buffers. `written_seconds`: until such a save is complete. `stall_ratio`: stall_seconds to
+    at_once_seconds. `step_seconds`: an update alone; `step_beside_seconds`: while one is written.
+    """
+
+    parameters: int
+    dtype: str
+    device: str
+    threads: int
+    rounds: int
+    checkpoint_bytes: int
+    at_once_seconds: float
+    stall_seconds: float
+    first_stall_seconds: float
+    stall_ratio: float
+    written_seconds: float
+    step_seconds: float
+    step_beside_seconds: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def bench_saving(
+    model: ModelConfig,
+    *,
+    dtype: str,
+    rounds: int,
+    micro_batch_size: int,
+    sequence_length: int,
+    scratch: Path | None,
+) -> SavingBench:
+    """Time both ways of saving in turn, `rounds` times.
+
+    `dtype`: fp32 or bf16. `scratch`: where checkpoints are written for a while; None: the system's
+    temporary folder. Raises: SaveFailed where it is full.
+    """
+    ranks = join_ranks(TIMEOUT_SECONDS)
+    try:
+        with tempfile.TemporaryDirectory(prefix="sgt-ds-bench-", dir=scratch) as folder:
+            return _measure(
+                Path(folder), ranks, model, dtype, rounds, (micro_batch_size, sequence_length)
+            )
+    finally:
+        leave_ranks()
+
+
+def _measure(
+    folder: Path,
+    ranks: Ranks,
+    model: ModelConfig,
+    dtype: str,
+    rounds: int,
+    shape: tuple[int, int],
+) -> SavingBench:
+    transformer = Transformer(model).to(ranks.device)
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": shape[0],
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    if dtype == "bf16":
+        settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    engine, *_ = deepspeed.initialize(
+        model=transformer,
+        optimizer=build_optimizer(transformer, OptimizerConfig()),
+        config=settings,
+        dist_init_required=False,
+    )
+    tokens = torch.randint(model.vocab_size, (shape[0], shape[1] + 1), device=ranks.device)
+
+    def update() -> float:
+        began = time.perf_counter()
+        engine.backward(engine(tokens[:, :-1], tokens[:, 1:]).loss)
+        engine.step()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def saver(background: bool) -> Saver:
+        return Saver(
+            engine,
+            folder / ("beside" if background else "at-once"),
+            retention=Retention(1),
+            group=ranks.host_group,
+            background=background,
+        )
+
+    at_once, beside = saver(False), saver(True)
+    update()  # the optimizer's state is there from now on
+    alone = [update() for _ in range(3)]
+    waits, stalls, written, during = [], [], [], []
+    with Progress("bench checkpoint", rounds, "round") as progress:
+        for step in range(1, rounds + 1):
+            began = time.perf_counter()
+            at_once.begin(step, {})
+            at_once.wait()
+            waits.append(time.perf_counter() - began)
+            beside.begin(step, {})
+            saved = None
+            while saved is None:  # as the training loop does
+                busy = beside.is_busy()
+                seconds = update()
+                if busy and beside.is_busy():  # it was written all the while
+                    during.append(seconds)
+                if not ranks.any(beside.is_busy())[0]:
+                    saved = beside.advance()
+            stalls.append(saved.stall_seconds)
+            written.append(saved.seconds)
+            alone.append(update())
+            progress.advance(1)
+    size = sum(file.stat().st_size for file in saved.path.iterdir())
+    later = stalls[1:] or stalls
+    stall, at_once_seconds = statistics.median(later), statistics.median(waits)
+    return SavingBench(
+        parameters=parameter_count(model),
+        dtype=dtype,
+        device=ranks.device.type,
+        threads=torch.get_num_threads(),
+        rounds=rounds,
+        checkpoint_bytes=size,
+        at_once_seconds=at_once_seconds,
+        stall_seconds=stall,
+        first_stall_seconds=stalls[0],
+        stall_ratio=stall / at_once_seconds,
+        written_seconds=statistics.median(written),
+        step_seconds=statistics.median(alone),
+        step_beside_seconds=statistics.median(during) if during else None,
+    )
