@@ -9,6 +9,7 @@ SERVICES="
 mpirun openmpi-bin tests/test_prepare.py
 promtool prometheus tests/test_exporter.py,tests/test_monitoring.py
 prometheus prometheus tests/test_monitoring.py
+amtool prometheus-alertmanager tests/test_alerting.py
 openssl openssl tests/test_exporter.py
 "
 
