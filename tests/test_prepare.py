@@ -215,6 +215,12 @@ def test_finished_files_are_not_done_again(corpus: Path, tmp_path: Path, capsys:
     capsys.readouterr()
     assert prepare(broken, out, "--max-document-bytes", "1000") == 2
     assert "max_document_bytes" in capsys.readouterr().err
+    # An input that was only touched is the same; one of the same size with another text is not.
+    (broken / "c4.0.json").touch()
+    assert prepare(broken, out) == 0
+    (broken / "c4.2.json").write_bytes(good.replace(b"End.", b"end.", 1))
+    assert prepare(broken, out) == 2
+    assert "has changed since" in capsys.readouterr().err
 
 
 def test_an_input_that_changes_between_attempts_is_named(
@@ -251,8 +257,13 @@ def test_skipping_counts_lists_and_has_a_limit(
     out = tmp_path / "out"
     assert prepare(source, out, "--on-error", "skip") == 2
     line = capsys.readouterr().err.splitlines()[-1]
+    # Even a second file without a fault could not mend it: told after the first.
+    assert "3 faults beside 30 documents in 1 of 2 files: 0.0909 is above" in line
+    assert len(list(out.glob("*.tokens"))) == 1
+    assert prepare(source, out, "--on-error", "skip", "--max-bad-fraction", "0.055") == 2
+    line = capsys.readouterr().err.splitlines()[-1]
     assert "c4.0.json: line 31" in line
-    assert "4 faults beside 60 documents: 0.0625 is above --max-bad-fraction 0.001" in line
+    assert "4 faults beside 60 documents: 0.0625 is above --max-bad-fraction 0.055" in line
     # Raising the limit goes on: nothing is read again.
     raised = ["--on-error", "skip", "--max-bad-fraction", "0.07"]
     assert prepare(source, out, *raised, "--json") == 0

@@ -1,10 +1,13 @@
 """Data: C4 files to token shards, and shards to global batches. Imports config only."""
 
 from sgt_ds.data.bench import PrepareBench, bench_prepare
-from sgt_ds.data.loader import GlobalOrder, Loader, MicroBatch, validation_batches
+from sgt_ds.data.loader import Loader, validation_batches
 from sgt_ds.data.loader_bench import DataBench, bench_data
+from sgt_ds.data.order import GlobalOrder
 from sgt_ds.data.permutation import Permutation
-from sgt_ds.data.prepare import Preparation, Report, prepare
+from sgt_ds.data.prefetch import MicroBatch
+from sgt_ds.data.preparation import Preparation, Report
+from sgt_ds.data.prepare import prepare
 from sgt_ds.data.rows import read_rows, read_texts
 from sgt_ds.data.token_set import (
     TokenSet,

@@ -1,27 +1,20 @@
-"""Global batches in one order for every world size, prefetched. Knows token sets, no model.
-
-Sequence p of the run (global batch p // G, row p mod G) is a pure function of the seed and p: the
-mixture gives its source and its number there, a keyed permutation its place in the source's epoch.
-Nothing is stored, so resuming anywhere costs nothing, and how many ranks share a batch changes
-nothing about what it holds.
-"""
+"""Global batches in one order for every world size, prefetched. Knows token sets, no model."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from queue import Full, Queue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sgt_ds.config import DataSource
-from sgt_ds.data.mixture import PERIOD, Mixture
-from sgt_ds.data.permutation import Permutation
+from sgt_ds.data.mixture import PERIOD
+from sgt_ds.data.order import ORDER_VERSION, GlobalOrder
+from sgt_ds.data.prefetch import MicroBatch, Prefetch
 from sgt_ds.data.token_set import (
     TokenSet,
     check_same_tokenizer,
@@ -30,71 +23,10 @@ from sgt_ds.data.token_set import (
 )
 from sgt_ds.errors import UserError
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
 # Preparation shares this room and needs no torch: the functions that need it import it.
 
 Exhausted = Literal["repeat", "stop"]
 _Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]
-
-ORDER_VERSION = 1
-# Tokens that wait for the trainer, at most (int64: 32 MiB), and micro-batches; at least two of these.
-PREFETCH_TOKENS = 1 << 22
-PREFETCH_MICRO_BATCHES = 64
-# Sequences of this rank whose shards are fetched ahead, at least, where sets are remote.
-FETCH_AHEAD_SEQUENCES = 256
-_STOP_POLL_SECONDS = 0.1
-
-
-class MicroBatch(NamedTuple):
-    """What one forward pass takes."""
-
-    tokens: Tensor
-    """int64 (sequences, N + 1): inputs are the first N, targets the last N."""
-    document_starts: Tensor | None
-    """int64 (sequences, N): for each input the place at which its document starts in the sequence,
-    0 up to the first boundary; None where documents are not told apart."""
-
-    def to(self, device: torch.device) -> MicroBatch:
-        """On the device, without waiting where the memory is pinned."""
-        tokens, starts = self
-        moved = tokens.to(device, non_blocking=True)
-        return MicroBatch(moved, None if starts is None else starts.to(device, non_blocking=True))
-
-
-class GlobalOrder:
-    """Which sequence stands where in the run: positions in, (source, sequence) out."""
-
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
-        self.sizes, self.seed = list(sizes), seed
-        self.mixture = Mixture(weights)
-        self._permutations: dict[tuple[int, int], Permutation] = {}
-
-    def locate(
-        self, positions: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Source and sequence number of each position. All arrays int64 (n,)."""
-        sources, turns = self.mixture.locate(positions)
-        sequences = np.empty_like(turns)
-        for source in np.unique(sources):
-            of_source = np.flatnonzero(sources == source)
-            epochs, places = np.divmod(turns[of_source], self.sizes[source])
-            for epoch in np.unique(epochs):
-                of_epoch = np.flatnonzero(epochs == epoch)
-                permutation = self._permutation(int(source), int(epoch))
-                sequences[of_source[of_epoch]] = permutation(places[of_epoch])
-        return sources, sequences
-
-    def _permutation(self, source: int, epoch: int) -> Permutation:
-        found = self._permutations.get((source, epoch))
-        if found is None:
-            if len(self._permutations) > 4 * len(self.sizes):
-                self._permutations.clear()
-            found = Permutation(self.sizes[source], self.seed, source, epoch)
-            self._permutations[source, epoch] = found
-        return found
 
 
 class Loader:
@@ -159,7 +91,7 @@ class Loader:
         """Global batches handed out, over all ranks the same number: applied and skipped updates."""
         self.wait_seconds = 0.0
         """Seconds that the trainer has waited for data, in all."""
-        self._prefetch: _Prefetch | None = None
+        self._prefetch: Prefetch | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -315,7 +247,14 @@ class Loader:
     def _micro_batches_of(self, batch: int) -> Iterator[MicroBatch]:
         if self._prefetch is None or not self._prefetch.will_give(batch):
             self._stop_prefetch()
-            self._prefetch = _Prefetch(self, batch)
+            self._prefetch = Prefetch(
+                batch,
+                self.last_batches,
+                lambda wanted: map(self._as_tensors, self.read(wanted)),
+                self.fetch_ahead,
+                micro_batch_tokens=self.micro_batch_size * (self.sequence_length + 1),
+                batch_sequences=self.micro_batches * self.micro_batch_size,
+            )
         prefetch = self._prefetch
         for step in range(self.micro_batches):
             started = time.perf_counter()
@@ -336,78 +275,6 @@ class Loader:
         if self._pin:
             tokens, starts = tokens.pin_memory(), None if starts is None else starts.pin_memory()
         return MicroBatch(tokens, starts)
-
-
-_Item = tuple[int, int, "MicroBatch | BaseException"]
-
-
-class _Prefetch:
-    """A thread that reads micro-batches ahead, from one global batch on, in order."""
-
-    def __init__(self, loader: Loader, batch: int) -> None:
-        micro_tokens = loader.micro_batch_size * (loader.sequence_length + 1)
-        self._loader, self._first = loader, batch
-        of_rank = loader.micro_batches * loader.micro_batch_size
-        self._fetch_ahead = 1 + -(-FETCH_AHEAD_SEQUENCES // of_rank)
-        ahead = max(2, min(PREFETCH_MICRO_BATCHES, PREFETCH_TOKENS // micro_tokens))
-        self._queue: Queue[_Item] = Queue(maxsize=ahead)
-        self._last_taken = (batch, -1)
-        self._failed = False
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._fill, name="data-prefetch", daemon=True)
-        self._thread.start()
-
-    def will_give(self, batch: int) -> bool:
-        """Whether the whole of `batch` is still to come, and soon."""
-        taken, step = self._last_taken
-        if self._failed:
-            return False
-        return batch == taken + 1 or (batch == taken and step == -1)
-
-    def take(self, batch: int, step: int) -> MicroBatch:
-        """Wait for one micro-batch; earlier ones that nobody took are dropped.
-
-        Raises: what reading raised, in the caller's thread.
-        """
-        while True:
-            if (batch, step) <= self._last_taken:
-                raise RuntimeError("a later global batch was begun; this one is gone")
-            found_batch, found_step, content = self._queue.get()
-            if isinstance(content, BaseException):
-                self._failed = True
-                raise content
-            self._last_taken = (found_batch, found_step)
-            if (found_batch, found_step) == (batch, step):
-                return content
-
-    def stop(self) -> None:
-        """End the thread and wait for it."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _fill(self) -> None:
-        batch, step = self._first, 0
-        fetching = batch
-        try:
-            while batch != self._loader.last_batches:
-                while fetching < batch + self._fetch_ahead:
-                    self._loader.fetch_ahead(fetching)
-                    fetching += 1
-                for step, rows in enumerate(self._loader.read(batch)):
-                    if not self._put((batch, step, self._loader._as_tensors(rows))):
-                        return
-                batch, step = batch + 1, 0
-        except BaseException as error:  # whatever it was, the trainer must hear of it
-            self._put((batch, step, error))
-
-    def _put(self, item: _Item) -> bool:
-        while not self._stopped.is_set():
-            try:
-                self._queue.put(item, timeout=_STOP_POLL_SECONDS)
-                return True
-            except Full:
-                continue
-        return False
 
 
 def validation_batches(

@@ -11,16 +11,12 @@ import json
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from sgt_ds.data.decompress import Damage
+from sgt_ds.data.earlier import check_same_job, finished_records, finished_set
 from sgt_ds.data.file_work import (
     WORK,
     FileRecord,
@@ -30,9 +26,8 @@ from sgt_ds.data.file_work import (
     Task,
     Worker,
     fault_error,
-    record_path,
 )
-from sgt_ds.data.inputs import HashingReader, InputFile, expand_inputs
+from sgt_ds.data.inputs import InputFile, expand_inputs
 from sgt_ds.data.locks import coordinator_lock, worker_lock
 from sgt_ds.data.manifest import (
     NAME,
@@ -41,88 +36,15 @@ from sgt_ds.data.manifest import (
     ShardlessFile,
     SourceEntry,
     TokenizerEntry,
-    read_manifest,
     write_manifest,
 )
 from sgt_ds.data.pool import mpi_communicator, run_here, run_mpi, run_processes
-from sgt_ds.data.readers import MAX_DOCUMENT_BYTES
+from sgt_ds.data.preparation import SKIPPED, Preparation, Report
 from sgt_ds.data.shards import token_dtype
 from sgt_ds.data.tokenizers import Tokenizer
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import atomic_writer, sha256_of, write_text_atomically
-from sgt_ds.progress import Progress, duration
-
-SHARD_TOKENS = 1 << 28
-SKIPPED = "skipped.jsonl"
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What the user asks for."""
-
-    inputs: tuple[str, ...]
-    """Paths, globs or URLs."""
-    tokenizer: Path
-    out: Path
-    workers: int = 1
-    holdout: float = 0.0
-    """Share of documents for `holdout_out`, by a hash of their text."""
-    holdout_out: Path | None = None
-    eos: str | None = None
-    bos: bool = False
-    special_tokens: bool = False
-    max_document_bytes: int = MAX_DOCUMENT_BYTES
-    shard_tokens: int = SHARD_TOKENS
-    on_error: Literal["stop", "skip"] = "stop"
-    max_bad_fraction: float = 0.001
-
-
-@dataclass
-class Report:
-    """What became of it. Counts are of both sets together, `holdout_*` of the one."""
-
-    out: str
-    files: int
-    reused_files: int = 0
-    """Files that an earlier attempt had finished."""
-    documents: int = 0
-    tokens: int = 0
-    characters: int = 0
-    characters_per_token: float = 0.0
-    holdout_documents: int = 0
-    holdout_tokens: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    """Damaged documents by reason."""
-    skipped_list: str | None = None
-    """File that lists them: of each input, the first thousand."""
-    seconds: float = 0.0
-    documents_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-    megabytes_per_second: float = 0.0
-    """Of text, in UTF-8."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain values."""
-        return asdict(self)
-
-    def text(self) -> str:
-        """The report for a person."""
-        lines = [
-            f"{self.out}: {self.documents:,} documents, {self.tokens:,} tokens, "
-            f"{self.characters_per_token:.2f} characters a token",
-            f"{self.files} files ({self.reused_files} done before) in {duration(self.seconds)}: "
-            f"{self.documents_per_second:,.0f} documents/s, {self.tokens_per_second:,.0f} tokens/s, "
-            f"{self.megabytes_per_second:.2f} MB/s of text",
-        ]
-        if self.holdout_documents:
-            lines.append(
-                f"held out: {self.holdout_documents:,} documents, {self.holdout_tokens:,} tokens"
-            )
-        for reason, count in self.skipped.items():
-            lines.append(f"skipped: {count:,} × {reason}")
-        if self.skipped_list:
-            lines.append(f"{self.skipped_list} lists them by file and line")
-        return "\n".join(lines)
+from sgt_ds.progress import Progress
 
 
 def prepare(wish: Preparation) -> Report | None:
@@ -165,7 +87,7 @@ def _prepare(wish: Preparation, run: Run, announce: Callable[[Job | None], objec
     if wish.bos and tokenizer.bos_id is None:
         raise UserError(wish.tokenizer, "bos", "has no BOS token; leave --bos out")
     if (wish.out / NAME).exists():
-        report = _finished(wish, files, tokenizer)
+        report = finished_set(wish, files, tokenizer)
         announce(None)
         return report
     directories = [wish.out, *([wish.holdout_out] if wish.holdout_out else [])]
@@ -198,11 +120,11 @@ def _work(
     for directory in directories:
         for leftover in directory.glob(".*.tmp"):  # of a process that was killed
             leftover.unlink(missing_ok=True)
-    _check_same_job(wish, files, tokenizer)
+    check_same_job(wish, files, tokenizer)
     copy = wish.out / _tokenizer_name(tokenizer)
     for directory in directories:
         _copy(tokenizer.path, directory / copy.name)
-    records = dict(_finished_records(wish, files))
+    records = dict(finished_records(wish, files))
     job = Job(
         tokenizer=copy,
         eos=wish.eos,
@@ -225,6 +147,7 @@ def _work(
         for message in run(Worker(job), tasks):
             if isinstance(message, FileRecord):
                 records[message.number] = message
+                _check_hope(wish, files, list(records.values()))
                 continue
             total = total.plus(
                 message.documents, message.tokens, message.text_bytes, message.input_bytes
@@ -239,7 +162,7 @@ def _work(
     ordered = [records[number] for number in range(len(files))]
     _check_faults(wish, files, ordered)
     _finish(wish, tokenizer, ordered, files)
-    _count(report, ordered)
+    report.count(ordered)
     report.seconds = time.monotonic() - started
     report.documents_per_second = total.documents / report.seconds
     report.tokens_per_second = total.tokens / report.seconds
@@ -266,116 +189,22 @@ def _check_fresh(directory: Path, out: Path) -> None:
         raise UserError(directory, None, "is not empty; give a new directory, or empty it")
 
 
-def _identity(
-    wish: Preparation, names: list[str], tokenizer_sha256: str, eos_id: int
-) -> dict[str, Any]:
-    """What must not change between the attempts at one set."""
-    return {
-        "inputs": names,
-        "tokenizer": tokenizer_sha256,
-        "eos": eos_id,
-        "bos": wish.bos,
-        "special_tokens": wish.special_tokens,
-        "max_document_bytes": wish.max_document_bytes,
-        "shard_tokens": wish.shard_tokens,
-        "holdout": wish.holdout,
-    }
+# Files are no even sample of each other: a run ends early only with half as many faults again.
+HOPELESS = 1.5
 
 
-def _check_same_job(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> None:
-    path = wish.out / WORK / "job.json"
-    new = _identity(wish, [file.name for file in files], tokenizer.sha256, tokenizer.eos_id)
-    if not path.exists():
-        write_text_atomically(path, json.dumps(new))
-        return
-    _refuse_other(wish.out, json.loads(path.read_text(encoding="utf-8")), new, "was begun")
+def _check_hope(wish: Preparation, files: list[InputFile], done: list[FileRecord]) -> None:
+    """Raise UserError as soon as the limit would be passed though no other fault came.
 
-
-def _refuse_other(out: Path, old: dict[str, Any], new: dict[str, Any], what: str) -> None:
-    for key, value in new.items():
-        if old.get(key) != value:
-            shown = "" if isinstance(value, list) else f" ({old.get(key)}, now {value})"
-            raise UserError(
-                out,
-                key,
-                f"{what} with other {key}{shown}; use the same, or give another --out",
-            )
-
-
-def _finished(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> Report:
-    """The report of a set that was finished before, if it is the one asked for."""
-    manifest = read_manifest(wish.out)
-    old = {
-        "inputs": [source.name for source in manifest.sources],
-        "tokenizer": manifest.tokenizer.sha256,
-        "eos": manifest.tokenizer.eos_id,
-        **manifest.settings.model_dump(),
-    }
-    new = _identity(wish, [file.name for file in files], tokenizer.sha256, tokenizer.eos_id)
-    _refuse_other(wish.out, old, new, "holds a set prepared")
-    for file, source in zip(files, manifest.sources, strict=True):
-        if file.bytes != source.bytes:
-            raise UserError(
-                file.location,
-                None,
-                f"has changed since {wish.out} was prepared ({source.bytes} to {file.bytes} "
-                "bytes); give another --out",
-            )
-    shutil.rmtree(wish.out / WORK, ignore_errors=True)
-    report = Report(str(wish.out), len(files), reused_files=len(files))
-    parts = [manifest, *([read_manifest(wish.holdout_out)] if wish.holdout_out else [])]
-    report.documents = sum(part.documents for part in parts)
-    report.tokens = sum(part.tokens for part in parts)
-    report.characters = sum(part.characters for part in parts)
-    report.characters_per_token = report.characters / max(report.tokens, 1)
-    if wish.holdout_out:
-        report.holdout_documents, report.holdout_tokens = parts[1].documents, parts[1].tokens
-    skipped: Counter[str] = Counter()
-    for source in manifest.sources:
-        skipped.update(source.skipped)
-    _set_skipped(report, skipped, wish.out)
-    return report
-
-
-def _finished_records(
-    wish: Preparation, files: list[InputFile]
-) -> Iterator[tuple[int, FileRecord]]:
-    """Records of earlier attempts whose inputs are still the same.
-
-    Raises: UserError where an input has changed.
+    The documents still to come are guessed from the bytes of files still to come.
     """
-    for number, file in enumerate(files):
-        path = record_path(wish.out, number)
-        try:
-            record = FileRecord.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            continue
-        except ValidationError:
-            raise UserError(
-                path, None, f"is damaged; delete it: {file.name} is done again"
-            ) from None
-        if (record.bytes, record.version) != (file.bytes, file.version) and (
-            record.bytes != file.bytes or _checksum(file) != record.xxh3_128
-        ):
-            raise UserError(
-                file.location,
-                None,
-                "has changed since an earlier attempt prepared it; restore it, or give another --out",
-            )
-        yield number, record
-
-
-def _checksum(file: InputFile) -> str:
-    try:
-        reader = HashingReader(file)
-    except Damage:
-        return ""
-    try:
-        return reader.hexdigest()
-    except OSError:
-        return ""
-    finally:
-        reader.close()
+    bad = sum(sum(record.skipped.values()) for record in done)
+    if not bad or len(done) == len(files):
+        return
+    good = sum(record.train.documents + record.holdout.documents for record in done)
+    share_done = sum(record.bytes for record in done) / max(sum(file.bytes for file in files), 1)
+    if bad * share_done > HOPELESS * wish.max_bad_fraction * (good + bad):
+        _check_faults(wish, files, sorted(done, key=lambda record: record.number))
 
 
 def _check_faults(wish: Preparation, files: list[InputFile], records: list[FileRecord]) -> None:
@@ -389,33 +218,15 @@ def _check_faults(wish: Preparation, files: list[InputFile], records: list[FileR
         raise fault_error(file.location, fault.line, fault.reason, fault.detail)
     good = sum(record.train.documents + record.holdout.documents for record in records)
     share = bad / (good + bad)
+    where = "" if len(records) == len(files) else f" in {len(records)} of {len(files)} files"
     if share > wish.max_bad_fraction:
         raise UserError(
             file.location,
             f"line {fault.line}",
             f"{fault.detail} ({fault.reason}) is the first of {bad} faults beside {good} "
-            f"documents: {share:.4f} is above --max-bad-fraction {wish.max_bad_fraction:g}; mend "
+            f"documents{where}: {share:.4f} is above --max-bad-fraction {wish.max_bad_fraction:g}; mend "
             "the files, or raise it",
         )
-
-
-def _count(report: Report, records: list[FileRecord]) -> None:
-    skipped: Counter[str] = Counter()
-    for record in records:
-        skipped.update(record.skipped)
-        for part in (record.train, record.holdout):
-            report.documents += part.documents
-            report.tokens += part.tokens
-            report.characters += part.characters
-        report.holdout_documents += record.holdout.documents
-        report.holdout_tokens += record.holdout.tokens
-    report.characters_per_token = report.characters / max(report.tokens, 1)
-    _set_skipped(report, skipped, Path(report.out))
-
-
-def _set_skipped(report: Report, skipped: Counter[str], out: Path) -> None:
-    report.skipped = dict(sorted(skipped.items()))
-    report.skipped_list = str(out / SKIPPED) if skipped else None
 
 
 def _finish(

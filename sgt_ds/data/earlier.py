@@ -1,0 +1,144 @@
+"""What an earlier attempt at a set left: whether it was the same job, what it had finished.
+
+Knows records, manifests and inputs; starts no work.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sgt_ds.data.decompress import Damage
+from sgt_ds.data.file_work import WORK, FileRecord, record_path
+from sgt_ds.data.inputs import HashingReader, InputFile
+from sgt_ds.data.manifest import NAME, read_manifest
+from sgt_ds.data.preparation import Preparation, Report
+from sgt_ds.data.remote import is_remote
+from sgt_ds.data.tokenizers import Tokenizer
+from sgt_ds.errors import UserError
+from sgt_ds.files import write_text_atomically
+
+
+def _identity(
+    wish: Preparation, names: list[str], tokenizer_sha256: str, eos_id: int
+) -> dict[str, Any]:
+    """What must not change between the attempts at one set."""
+    return {
+        "inputs": names,
+        "tokenizer": tokenizer_sha256,
+        "eos": eos_id,
+        "bos": wish.bos,
+        "special_tokens": wish.special_tokens,
+        "max_document_bytes": wish.max_document_bytes,
+        "shard_tokens": wish.shard_tokens,
+        "holdout": wish.holdout,
+    }
+
+
+def check_same_job(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> None:
+    path = wish.out / WORK / "job.json"
+    new = _identity(wish, [file.name for file in files], tokenizer.sha256, tokenizer.eos_id)
+    if not path.exists():
+        write_text_atomically(path, json.dumps(new))
+        return
+    _refuse_other(wish.out, json.loads(path.read_text(encoding="utf-8")), new, "was begun")
+
+
+def _refuse_other(out: Path, old: dict[str, Any], new: dict[str, Any], what: str) -> None:
+    for key, value in new.items():
+        if old.get(key) != value:
+            shown = "" if isinstance(value, list) else f" ({old.get(key)}, now {value})"
+            raise UserError(
+                out,
+                key,
+                f"{what} with other {key}{shown}; use the same, or give another --out",
+            )
+
+
+def finished_set(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> Report:
+    """The report of a set that was finished before, if it is the one asked for."""
+    manifest = read_manifest(wish.out)
+    old = {
+        "inputs": [source.name for source in manifest.sources],
+        "tokenizer": manifest.tokenizer.sha256,
+        "eos": manifest.tokenizer.eos_id,
+        **manifest.settings.model_dump(),
+    }
+    new = _identity(wish, [file.name for file in files], tokenizer.sha256, tokenizer.eos_id)
+    _refuse_other(wish.out, old, new, "holds a set prepared")
+    for file, source in zip(files, manifest.sources, strict=True):
+        if file.bytes != source.bytes:
+            how = f"{source.bytes} to {file.bytes} bytes"
+        elif _touched_since(file, wish.out / NAME) and _checksum(file) != source.xxh3_128:
+            how = "other bytes"
+        else:
+            continue
+        raise UserError(
+            file.location,
+            None,
+            f"has changed since {wish.out} was prepared ({how}); give another --out",
+        )
+    shutil.rmtree(wish.out / WORK, ignore_errors=True)
+    report = Report(str(wish.out), len(files), reused_files=len(files))
+    parts = [manifest, *([read_manifest(wish.holdout_out)] if wish.holdout_out else [])]
+    report.documents = sum(part.documents for part in parts)
+    report.tokens = sum(part.tokens for part in parts)
+    report.characters = sum(part.characters for part in parts)
+    report.characters_per_token = report.characters / max(report.tokens, 1)
+    if wish.holdout_out:
+        report.holdout_documents, report.holdout_tokens = parts[1].documents, parts[1].tokens
+    skipped: Counter[str] = Counter()
+    for source in manifest.sources:
+        skipped.update(source.skipped)
+    report.set_skipped(skipped)
+    return report
+
+
+def finished_records(wish: Preparation, files: list[InputFile]) -> Iterator[tuple[int, FileRecord]]:
+    """Records of earlier attempts whose inputs are still the same.
+
+    Raises: UserError where an input has changed.
+    """
+    for number, file in enumerate(files):
+        path = record_path(wish.out, number)
+        try:
+            record = FileRecord.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            continue
+        except ValidationError:
+            raise UserError(
+                path, None, f"is damaged; delete it: {file.name} is done again"
+            ) from None
+        if (record.bytes, record.version) != (file.bytes, file.version) and (
+            record.bytes != file.bytes or _checksum(file) != record.xxh3_128
+        ):
+            raise UserError(
+                file.location,
+                None,
+                "has changed since an earlier attempt prepared it; restore it, or give another --out",
+            )
+        yield number, record
+
+
+def _touched_since(file: InputFile, manifest: Path) -> bool:
+    """Whether a local file was written to after the manifest; what is remote is told by size."""
+    return not is_remote(file.location) and int(file.version or 0) > manifest.stat().st_mtime_ns
+
+
+def _checksum(file: InputFile) -> str:
+    try:
+        reader = HashingReader(file)
+    except Damage:
+        return ""
+    try:
+        return reader.hexdigest()
+    except OSError:
+        return ""
+    finally:
+        reader.close()
