@@ -27,6 +27,7 @@ from sgt_ds.config.run import (
     RunConfig,
     TelemetryConfig,
     TrainingConfig,
+    WandbConfig,
     growth_faults,
 )
 from sgt_ds.config.run_directory import check_run_directory, prepare_run_directory
@@ -47,6 +48,7 @@ __all__ = [
     "RunLayout",
     "TelemetryConfig",
     "TrainingConfig",
+    "WandbConfig",
     "accumulation_steps",
     "check_run_directory",
     "config_differences",

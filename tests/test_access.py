@@ -1,0 +1,162 @@
+"""Who may read an exporter, under which port, and what it tells of the other ranks."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import SecretStr, ValidationError
+
+from sgt_ds.config import PRESETS, RunConfig, TelemetryConfig, dump_run_config
+from sgt_ds.errors import UserError
+from sgt_ds.telemetry import Exporter, own_target
+
+Start = Callable[..., Exporter]
+SECRET = "correct horse battery"
+
+
+def listening() -> socket.socket:
+    """Somebody else's port."""
+    other = socket.socket()
+    other.bind(("127.0.0.1", 0))
+    other.listen()
+    return other
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[Exporter] = []
+
+    def start_one(**settings: Any) -> Exporter:
+        with listening() as probe:
+            port = probe.getsockname()[1]
+        exporter = Exporter(
+            TelemetryConfig(**{"port": port, **settings}),
+            model_wide=True,
+            local_rank=0,
+            rank=0,
+            info={"run": "r"},
+            model=PRESETS["tiny"],
+        )
+        exporter.start()
+        started.append(exporter)
+        return exporter
+
+    yield start_one
+    for exporter in started:
+        exporter.close()
+
+
+def get(exporter: Exporter, path: str, name: str = "", password: str = "") -> str:
+    request = urllib.request.Request(f"http://127.0.0.1:{exporter.port}{path}")
+    if name:
+        token = base64.b64encode(f"{name}:{password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {token}")
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_stranger_reads_what_needs_a_password(start: Start) -> None:
+    exporter = start(username="prometheus", password=SecretStr(SECRET))
+    assert "sgt_rank_step" in get(exporter, "/metrics", "prometheus", SECRET)
+    for name, password in (("", ""), ("prometheus", "wrong"), ("somebody", SECRET)):
+        for path in ("/metrics", "/targets", "/nothing"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                get(exporter, path, name, password)
+    assert get(exporter, "/health") == "ok\n"
+    odd = urllib.request.Request(f"http://127.0.0.1:{exporter.port}/metrics")
+    odd.add_header("Authorization", "Basic \N{LATIN SMALL LETTER E WITH ACUTE}=")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(odd, timeout=5)
+
+
+def test_a_changed_password_file_needs_a_restart(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("old\n")
+    exporter = start(username="p", password_file=file)
+    get(exporter, "/metrics", "p", "old")
+    file.write_text("new\n")
+    os.utime(file, (1, 1))  # another time than before, however coarse the clock
+    get(exporter, "/metrics", "p", "new")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        get(exporter, "/metrics", "p", "old")
+    # Half written, or gone: the password of before holds.
+    file.write_text("\n")
+    os.utime(file, (2, 2))
+    get(exporter, "/metrics", "p", "new")
+    file.unlink()
+    get(exporter, "/metrics", "p", "new")
+
+
+def test_a_password_that_is_none_serves_everybody(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    for given in (
+        {"password": SecretStr("**********")},  # as run.yaml shows it
+        {"password": SecretStr("")},
+        {"password_file": tmp_path / "empty"},
+        {"password_file": tmp_path / "absent"},
+    ):
+        with pytest.raises(UserError, match=r"telemetry\.password"):
+            start(username="p", **given)
+    for wrong in ({"username": "p"}, {"password": "x"}, {"username": "p", "password": "x"}):
+        if wrong == {"username": "p", "password": "x"}:
+            wrong = {**wrong, "password_file": "f"}
+        with pytest.raises(ValidationError, match="one of password and password_file"):
+            TelemetryConfig(**wrong)
+
+
+def test_a_password_shows_in_run_yaml_or_in_the_served_page(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = RunConfig.model_validate(
+        {
+            "preset": "tiny",
+            "data": {"train": [{"path": "shards"}]},
+            "deepspeed": "ds.json",
+            "run_dir": "runs/r",
+            "telemetry": {"username": "p", "password": SECRET},
+        }
+    )
+    text = dump_run_config(config)
+    assert SECRET not in text + repr(config) + str(config.model_dump(mode="json"))
+    assert yaml.safe_load(text)["telemetry"]["password"] == "**********"
+    exporter = start(username="p", password=SecretStr(SECRET))
+    assert SECRET not in get(exporter, "/metrics", "p", SECRET)
+    printed = capfd.readouterr()
+    assert SECRET not in printed.out + printed.err
+
+
+def test_a_taken_port_stops_a_run_that_may_take_the_next(start: Start) -> None:
+    with listening() as other:
+        taken = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {taken} is in use"):
+            start(port=taken)
+        exporter = start(port=taken, port_in_use="next")
+        assert taken < exporter.port <= taken + 64
+        get(exporter, "/metrics")
+
+
+def test_rank_0_does_not_tell_where_the_others_are(start: Start) -> None:
+    exporter = start()
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(exporter, "/targets")
+    groups = [
+        own_target("127.0.0.1", 9400, run="r", rank=0),
+        own_target("0.0.0.0", 9401, run="r", rank=1),
+        own_target("fe80::1", 9402, run="r", rank=2),
+    ]
+    exporter.serve_targets(groups)
+    name = socket.gethostname()
+    assert json.loads(get(exporter, "/targets")) == [
+        {"targets": [where], "labels": {"run": "r", "host": name, "rank": rank}}
+        for where, rank in (("127.0.0.1:9400", "0"), (f"{name}:9401", "1"), ("[fe80::1]:9402", "2"))
+    ]

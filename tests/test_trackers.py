@@ -1,0 +1,112 @@
+"""TensorBoard and Weights & Biases, the real packages, and what happens where they fail."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sgt_ds.config import WandbConfig
+from sgt_ds.errors import UserError
+from sgt_ds.telemetry import Tracker, tensorboard, wandb
+from sgt_ds.telemetry.reference import full_snapshot
+from sgt_ds.telemetry.snapshot import Snapshot
+from sgt_ds.telemetry.trackers import MOST_WAITING, plotted
+
+SNAPSHOT = full_snapshot(4, 2, model_wide=True, host_wide=True)
+
+
+class Broken:
+    """A writer that fails, or hangs until it is let go."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self._act = act
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self._act()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_tensorboard_lacks_a_value_that_was_published(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    ).EventAccumulator
+    for _ in range(2):  # a resumed run goes on in the same folder
+        tracker = tensorboard(tmp_path)
+        tracker.put(SNAPSHOT)
+        tracker.close()
+    events = accumulator(str(tmp_path))
+    events.Reload()
+    values = plotted(SNAPSHOT)
+    assert set(events.Tags()["tensors"]) == set(values)
+    assert {"sgt_loss", "sgt_loop_depth/layer=3", "sgt_growth_phase/phase=growing"} <= set(values)
+    [event, *_] = events.Tensors("sgt_loss")
+    assert event.step == SNAPSHOT.step
+    assert event.tensor_proto.float_val[0] == pytest.approx(values["sgt_loss"])
+    assert not any(name.startswith(("sgt_rank", "sgt_host", "sgt_gpu")) for name in values)
+
+
+def test_wandb_offline_keeps_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    settings = WandbConfig(project="p", mode="offline")
+    for _ in range(2):
+        tracker = wandb(settings, tmp_path, run="r", config={"seed": 0})
+        tracker.put(SNAPSHOT)
+        tracker.close()
+    files = list(tmp_path.rglob("*.wandb"))
+    name = (tmp_path / "run-id").read_text().strip()
+    assert [file.name for file in files] == [f"run-{name}.wandb"] * 2
+    assert all(b"sgt_layer_entropy_ratio/layer=3" in file.read_bytes() for file in files)
+
+
+def test_a_writer_that_fails_stops_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise OSError("no space left")
+
+    caplog.set_level(logging.ERROR, logger="sgt_ds")
+    tracker = Tracker("tensorboard", lambda: Broken(fail))
+    for _ in range(3):
+        tracker.put(SNAPSHOT)
+    tracker.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "telemetry: tensorboard failed, training goes on without it: no space left"
+    ]
+
+
+def test_a_writer_that_hangs_holds_training_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgt_ds.telemetry.trackers.WAIT_AT_END_SECONDS", 0.2)
+    let_go = threading.Event()
+    tracker = Tracker("wandb", lambda: Broken(let_go.wait))
+    snapshots: list[Snapshot] = [SNAPSHOT] * (MOST_WAITING + 5)
+    for snapshot in snapshots:
+        tracker.put(snapshot)
+    tracker.close()
+    assert [r.getMessage() for r in caplog.records].count(
+        "telemetry: wandb is too slow, rows are lost (told once)"
+    ) == 1
+    let_go.set()
+
+
+def test_a_missing_package_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named '{name}'")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UserError, match=r"telemetry\.tensorboard: .*sgt-ds\[tensorboard\]"):
+        tensorboard(tmp_path)
+    with pytest.raises(UserError, match=r"telemetry\.wandb: .*sgt-ds\[wandb\]"):
+        wandb(WandbConfig(project="p"), tmp_path, run="r", config={})
+    assert list(tmp_path.iterdir()) == []
