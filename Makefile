@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Shards of your own for the demo: make demo DATA='c4/*.json.gz'
 DATA ?=
 
-.PHONY: install demo test check format lint types bench services clean
+.PHONY: install demo test check format lint types bench services storm clean
 
 install: $(STAMP)
 
@@ -44,6 +44,10 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/sgt-ds bench step --preset demo --k-max 2 --rounds 20
+
+# Kills training runs at chosen moments and compares every resume (tests/training_storm.py).
+storm: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/training_storm.py --kills 100 --seed 0
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """One rank of a small DeepSpeed run that saves and loads: what test_checkpoints.py starts.
 
 Arguments: the folder of checkpoints, and JSON: steps, every, keep_last; load, fork: what to start
-from; width; stage; fail: [rank, step] that meets a full disk; endless: save until killed.
+from; width; stage; fail: [rank, step] that meets a full disk; background: save as a run does.
 Prints one JSON line a step, and digests of weights and optimizer.
 """
 

@@ -39,11 +39,13 @@ class HashingFile(io.RawIOBase):
 
     The hash is that of the bytes the program meant to write, so reading the file back tells
     whether the disk holds them. `cancelled`: once it is set, writing raises Cancelled.
+    `fault`: the first error of a write, which torch would replace by one of its own.
     """
 
     def __init__(self, stream: IO[bytes], cancelled: Event) -> None:
         super().__init__()
         self._stream, self._cancelled = stream, cancelled
+        self.fault: OSError | None = None
         self._digest = xxhash.xxh3_128()
         self._size = 0
 
@@ -53,12 +55,19 @@ class HashingFile(io.RawIOBase):
 
     def write(self, piece: Any) -> int:
         """Write and hash one piece (bytes-like)."""
-        if self._cancelled.is_set():
-            raise Cancelled("the run ended first")
-        self._digest.update(piece)
-        written = self._stream.write(piece)
-        self._size += written
-        return written
+        try:
+            if self._cancelled.is_set():
+                raise Cancelled("the run ended first")
+            self._digest.update(piece)
+            left = memoryview(piece).cast("B")
+            size = len(left)
+            while left:  # the system takes 2 GiB at a time at most
+                left = left[self._stream.write(left) :]
+        except OSError as error:
+            self.fault = self.fault or error
+            raise
+        self._size += size
+        return size
 
     def flush(self) -> None:
         """Hand everything to the operating system."""
@@ -71,15 +80,15 @@ class HashingFile(io.RawIOBase):
 
 def write_hashed(path: Path, write: Callable[[IO[bytes]], object], cancelled: Event) -> FileRecord:
     """Let `write` fill the file `path`; it is on the disk when this returns. Raises: OSError."""
-    try:
-        with path.open("wb") as stream:
-            hashing = HashingFile(stream, cancelled)
+    # Unbuffered: a write that fails does so here, and not once more when the file is closed.
+    with path.open("wb", buffering=0) as stream:
+        hashing = HashingFile(stream, cancelled)
+        try:
             write(cast("IO[bytes]", hashing))
-            stream.flush()
-            os.fsync(stream.fileno())
-            return hashing.record()
-    except RuntimeError as error:  # torch reports a full disk so
-        raise OSError(str(error)) from None
+        except RuntimeError as error:
+            raise OSError(str(hashing.fault or error)) from None
+        os.fsync(stream.fileno())
+        return hashing.record()
 
 
 class SafePayload(CheckpointEngine):  # type: ignore[misc]  # deepspeed ships no types

@@ -56,6 +56,8 @@ def load_rng(path: Path) -> None:
         name, position, has_gauss, gauss = scalars["numpy"]
         np.random.set_state((name, tensors["numpy"], position, has_gauss, gauss))
         version, python_gauss = scalars["python"]
+        if python_gauss is not None and not isinstance(python_gauss, float):
+            raise TypeError("Python's spare normal number is no number")
         random.setstate((version, tuple(tensors["python"].tolist()), python_gauss))
     except (
         *(OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError),

@@ -56,15 +56,23 @@ def check(options: argparse.Namespace) -> int:
     import sys
     from contextlib import ExitStack
 
-    from sgt_ds.checkpoints import MANIFEST_NAME, list_checkpoints, size_on_disk, verify
+    from sgt_ds.checkpoints import (
+        MANIFEST_NAME,
+        list_checkpoints,
+        pointer_fault,
+        size_on_disk,
+        verify,
+    )
     from sgt_ds.errors import UserError
     from sgt_ds.progress import Progress
 
     given: Path = options.directory
     if (given / MANIFEST_NAME).exists() or given.name.startswith("step-"):
         paths = [given]
+        pointer = None
     else:
         paths = [info.path for info in list_checkpoints(_folder(given))]
+        pointer = pointer_fault(_folder(given))
     if not paths:
         raise UserError(given, None, "holds no checkpoints")
     total_bytes = sum(size_on_disk(path) for path in paths)
@@ -83,7 +91,9 @@ def check(options: argparse.Namespace) -> int:
             print(f"{path}: good")
         for fault in faults:
             print(f"sgt-ds: {path}: {fault}", file=sys.stderr)
-    return 2 if any(faults for _, faults in report) else 0
+    if pointer is not None:
+        print(f"sgt-ds: {_folder(given)}: {pointer}", file=sys.stderr)
+    return 2 if pointer is not None or any(faults for _, faults in report) else 0
 
 
 def _folder(directory: Path) -> Path:

@@ -43,7 +43,10 @@ class KeptCounters:
             }
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+        except (
+            *(OSError, ValueError, AttributeError, TypeError),
+            *(RecursionError, OverflowError),
+        ) as error:
             log.warning(
                 "telemetry: %s not readable, counters may fall at this restart: %s",
                 self._path,

@@ -23,9 +23,9 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def checksums(model: nn.Module) -> Tensor:
     """One checksum a parameter, in the model's order: int64 (parameters,), on the device.
 
-    Σ over rows of (place of the row × sum of the row's bits read as integers), modulo 2^64. Any one
-    changed element changes it, and so does moving values to another row; it depends on no order of
-    summing. Two changes within one row can cancel.
+    Σ over rows of (an odd number of its own × sum of the row's bits read as integers), modulo 2^64.
+    Any one changed element changes it (an odd factor keeps every bit), and so does moving values to
+    another row; it depends on no order of summing. Two changes within one row can cancel.
     """
     return torch.stack([_checksum(parameter.detach()) for parameter in model.parameters()])
 
@@ -34,8 +34,8 @@ def _checksum(values: Tensor) -> Tensor:
     bits = values.reshape(-1).view(_INTEGERS[values.element_size()])
     whole = bits.numel() // _ROW * _ROW
     rows = bits[:whole].view(-1, _ROW).sum(dim=1, dtype=torch.int64)
-    places = torch.arange(1, len(rows) + 1, dtype=torch.int64, device=bits.device)
-    return (rows * places).sum() - bits[whole:].sum(dtype=torch.int64)
+    factors = torch.arange(1, 2 * len(rows) + 1, 2, dtype=torch.int64, device=bits.device)
+    return (rows * factors).sum() - bits[whole:].sum(dtype=torch.int64)
 
 
 def compare_ranks(model: nn.Module, step: int, ranks: Ranks) -> None:

@@ -33,6 +33,7 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     load = checkpoints.load_weights_only if forking else checkpoints.load
     state = load(trainer.engine, path, group=ranks.host_group)
     try:
+        _check_counts(state)
         _check_data(trainer, config, path, state["data"])
         trainer.load_state_dict(state)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -48,6 +49,12 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     if forking:
         _fork_growth(trainer, path, state["growth"])
     log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)
+
+
+def _check_counts(state: Mapping[str, Any]) -> None:
+    for key in ("step", "tokens", "batches", "skipped_steps"):
+        if type(state[key]) is not int or not 0 <= state[key] < 2**63:
+            raise ValueError(f"{key} is no whole number below 2^63")
 
 
 def _check_data(trainer: Trainer, config: RunConfig, path: Path, before: Mapping[str, Any]) -> None:

@@ -1,0 +1,132 @@
+"""A rank of a real run in which something goes wrong: what tests start through `forked.Nursery`.
+
+The first argument says what, as JSON; the others are those of `sgt_ds.train`:
+{"inf": {"rank", "step", "times"}}: a gradient of that rank is inf from that step on, so many times;
+{"flip": {"rank", "step", "parameter"}}: one bit of that rank's parameter turns after that step;
+{"full_disk": {"rank", "steps": [first, last]}}: files of that rank can't grow past 200 kB then;
+{"slow_disk": seconds}: every file of a checkpoint is written that late.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sgt_ds import train
+from sgt_ds.checkpoints import saving
+from sgt_ds.training import build
+
+
+def main(arguments: list[str]) -> int:
+    """Train with a fault. Returns the exit status."""
+    faults = json.loads(arguments[0])
+    if "slow_disk" in faults:
+        write = saving.write_hashed
+
+        def slowly(*given: Any) -> Any:
+            time.sleep(faults["slow_disk"])
+            return write(*given)
+
+        saving.write_hashed = slowly
+    restore = build.restore
+
+    def restore_and_break(trainer: Any, *given: Any, **named: Any) -> None:
+        restore(trainer, *given, **named)
+        for name, install in FAULTS.items():
+            if name in faults:
+                install(trainer, **faults[name])
+
+    build.restore = restore_and_break
+    return train.main(arguments[1:])
+
+
+def digest(trainer: Any) -> str:
+    """Of this rank's weights, master weights and moments; "not finite" where one is not."""
+    zero, content = trainer.engine.optimizer, hashlib.sha256()
+    tensors = [*trainer.engine.module.parameters(), *zero.single_partition_of_fp32_groups]
+    for state in zero.optimizer.state.values():
+        tensors += [value for value in state.values() if torch.is_tensor(value)]
+    for tensor in tensors:
+        if not torch.isfinite(tensor).all():
+            return "not finite"
+        content.update(tensor.detach().float().numpy().tobytes())
+    return content.hexdigest()
+
+
+def inf(trainer: Any, rank: int, step: int, times: int) -> None:
+    """Says of each skipped update whether it changed anything."""
+
+    def poison(gradient: torch.Tensor) -> torch.Tensor:
+        here = trainer.ranks.rank == rank and trainer.clock.step == step
+        if here and trainer.skips.total < times:
+            gradient = gradient.clone()
+            gradient.view(-1)[0] = float("inf")
+        return gradient
+
+    trainer.engine.module.norm.weight.register_hook(poison)
+    train_step = trainer.train_step
+
+    def watched() -> bool:
+        before = digest(trainer)
+        at, due = trainer.clock.step, trainer.growth.passes(trainer.clock.step)
+        applied: bool = train_step()
+        if not applied:
+            facts = {
+                "rank": trainer.ranks.rank,
+                "state": digest(trainer) == before,
+                "clock": trainer.clock.step == at and trainer.growth.passes(at) == due,
+                "rate": trainer.engine.optimizer.param_groups[0]["lr"],
+            }
+            print("skip " + json.dumps(facts), flush=True)
+        return applied
+
+    trainer.train_step = watched
+
+
+def flip(trainer: Any, rank: int, step: int, parameter: str) -> None:
+    """One bit of one rank's weights."""
+
+    def act() -> None:
+        if trainer.ranks.rank == rank:
+            weights = trainer.engine.module.get_parameter(parameter).data.view(-1)
+            weights.view(torch.int32)[3] ^= 1
+
+    _after(trainer, step, act)
+
+
+def full_disk(trainer: Any, rank: int, steps: list[int]) -> None:
+    """A real limit of the system on the size of the files that this process writes."""
+
+    def limit(size: int) -> Callable[[], None]:
+        def act() -> None:
+            if trainer.ranks.rank == rank:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        return act
+
+    _after(trainer, steps[0], limit(200_000))
+    _after(trainer, steps[1], limit(resource.RLIM_INFINITY))
+
+
+def _after(trainer: Any, step: int, act: Callable[[], None]) -> None:
+    """Act when the update that makes the count `step` has been applied, before it is saved."""
+    train_step = trainer.train_step
+
+    def watched() -> bool:
+        applied: bool = train_step()
+        if applied and trainer.clock.step == step:
+            act()
+        return applied
+
+    trainer.train_step = watched
+
+
+FAULTS: dict[str, Callable[..., None]] = {"inf": inf, "flip": flip, "full_disk": full_disk}

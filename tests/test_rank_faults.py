@@ -1,0 +1,116 @@
+"""One rank goes wrong: another weight, an inf gradient. All ranks notice, and say which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+from forked import Nursery
+from torch import nn
+
+from sgt_ds.training.integrity import checksums
+
+FAULTY = "faulty:main"
+CPU_BF16 = runs.ROOT / "ds_configs" / "zero2_bf16_cpu.json"
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.write_data(tmp_path_factory.mktemp("data"))
+
+
+def test_a_bit_turns_in_one_ranks_weights_and_training_goes_on(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    file = runs.write_run(
+        tmp_path / "run.yaml",
+        data,
+        training={"global_batch_size": 6, "compare_ranks_every": 1},
+        checkpoint={"every": 3},
+    )
+    fault = {"flip": {"rank": 2, "step": 7, "parameter": "blocks.3.qkv.weight"}}
+    ranks = nursery.start(tmp_path / "log", [json.dumps(fault), file], ranks=3, entry=FAULTY)
+    told = ranks.end(expect=1)
+    assert "step 7: rank 2 of 3 holds other weights than the others" in told
+    assert "first in blocks.3.qkv.weight" in told
+    assert "Traceback" not in told
+    assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_flipped_bit_or_moved_values_leave_the_checksum(dtype: torch.dtype) -> None:
+    model = nn.Linear(300, 100, dtype=dtype)
+    before = checksums(model)
+    assert len(before) == 2
+    draw = torch.Generator().manual_seed(0)
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    bits = model.weight.data.view(-1).view(integer)
+    for place in [0, len(bits) - 1, *torch.randint(len(bits), (50,), generator=draw).tolist()]:
+        bit = int(torch.randint(8 * dtype.itemsize - 1, (), generator=draw))
+        bits[place] ^= 1 << bit
+        after = checksums(model)
+        assert after[0] != before[0]
+        assert after[1] == before[1]
+        bits[place] ^= 1 << bit
+    assert torch.equal(checksums(model), before)
+    with torch.no_grad():
+        model.weight[0, 0], model.weight[99, 0] = 1.5, 2.5
+        one = checksums(model)
+        model.weight[0, 0], model.weight[99, 0] = 2.5, 1.5
+    assert checksums(model)[0] != one[0]
+
+
+@pytest.mark.parametrize("deepspeed", [CPU_BF16, runs.CPU_FP32], ids=["bf16", "fp32"])
+def test_an_inf_on_one_rank_reaches_the_optimizer_or_moves_a_clock(
+    tmp_path: Path, data: Path, nursery: Nursery, deepspeed: Path
+) -> None:
+    """Step 6 has a layer in its entry window, and warm-up of the rate: both must stand still."""
+    file = runs.write_run(
+        tmp_path / "run.yaml",
+        data,
+        training={"steps": 10},
+        optimizer={"warmup_steps": 9},
+        deepspeed=str(deepspeed),
+    )
+    fault = json.dumps({"inf": {"rank": 1, "step": 6, "times": 2}})
+    told = nursery.start(tmp_path / "log", [fault, file], ranks=2, entry=FAULTY).end()
+    skips = [json.loads(line[5:]) for line in told.splitlines() if line.startswith("skip ")]
+    assert len(skips) == 4  # two updates, each on both ranks
+    assert all(skip["state"] and skip["clock"] for skip in skips), skips
+    rates = {row["step"]: row["learning_rate"] for row in runs.metrics(tmp_path / "run")[:7]}
+    # The rate of the update that was skipped twice is that of the one applied in the end.
+    assert {skip["rate"] for skip in skips} == {rates[7]}
+    losses = runs.losses(tmp_path / "run")
+    assert sorted(losses) == list(range(1, 11))
+    assert runs.metrics(tmp_path / "run")[-2]["tokens"] == 12 * 8 * 64
+    runs.check_replay(tmp_path / "run")
+
+
+def test_a_run_that_stays_not_finite_goes_on_for_ever(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    file = runs.write_run(
+        tmp_path / "run.yaml",
+        data,
+        training={"max_skipped_steps": 3},
+        checkpoint={"every": 4},
+        deepspeed=str(CPU_BF16),
+    )
+    fault = {"inf": {"rank": 0, "step": 8, "times": 99}, "slow_disk": 0.2}
+    ranks = nursery.start(tmp_path / "log", [json.dumps(fault), file], ranks=2, entry=FAULTY)
+    told = ranks.end(expect=1)
+    # The checkpoint of step 8 was still being written when the first update was skipped.
+    good = tmp_path / "run" / "checkpoints" / "step-00000008"
+    assert "step 8: 3 updates in a row had non-finite gradients" in told
+    assert f"last good checkpoint: {good}" in told
+    assert "Traceback" not in told

@@ -1,0 +1,122 @@
+"""Saving beside training: the same bytes, one at a time, and a failure that stops nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from forked import Nursery
+
+from sgt_ds.checkpoints import list_checkpoints, read_manifest, read_state, verify
+
+FAULTY = "faulty:main"
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.write_data(tmp_path_factory.mktemp("data"))
+
+
+def tensor_files(run_dir: Path) -> dict[tuple[int, str], str]:
+    """Hash of every file of weights and optimizer of every checkpoint."""
+    return {
+        (info.step, name): record.xxh3
+        for info in list_checkpoints(run_dir / "checkpoints")
+        for name, record in read_manifest(info.path).files.items()
+        if name.endswith(".pt")
+    }
+
+
+def state(run_dir: Path, step: int) -> dict[str, Any]:
+    found = read_state(run_dir / "checkpoints" / f"step-{step:08d}")
+    for key in ("config", "telemetry"):
+        del found[key]
+    return found
+
+
+def test_training_goes_on_changing_what_is_still_being_written(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    """The disk is slower than an update: a save of every step must hold that step's numbers."""
+    told = {}
+    for name, background, fault in (("beside", True, {"slow_disk": 0.1}), ("at-once", False, {})):
+        file = runs.write_run(
+            tmp_path / f"{name}.yaml",
+            data,
+            training={"steps": 8},
+            checkpoint={"every": 2, "keep_last": 9, "background": background},
+        )
+        log = tmp_path / f"{name}.log"
+        told[name] = nursery.start(log, [json.dumps(fault), file], ranks=2, entry=FAULTY).end()
+    beside, at_once = tmp_path / "beside", tmp_path / "at-once"
+    assert tensor_files(beside) == tensor_files(at_once)
+    assert len(tensor_files(beside)) == 4 * 3
+    assert state(beside, 6) == state(at_once, 6)
+    assert runs.losses(beside) == runs.losses(at_once)
+    assert not [path for path in (beside / "checkpoints").iterdir() if path.name[0] == "."]
+    # It was written beside training: an update was reported between the beginning and the end.
+    lines = told["beside"].splitlines()
+    reported = [line.partition("  ")[0] for line in lines if line.startswith("step ")]
+    saved = next(i for i, line in enumerate(reported) if line.startswith("step 2: checkpoint"))
+    assert "step 3/8" in reported[:saved]
+
+
+def test_a_full_disk_stops_more_than_the_saving(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    file = runs.write_run(
+        tmp_path / "run.yaml",
+        data,
+        training={"steps": 12},
+        checkpoint={"every": 3, "keep_last": 9},
+    )
+    fault = json.dumps({"full_disk": {"rank": 1, "steps": [4, 8]}})
+    told = nursery.start(tmp_path / "log", [fault, file], ranks=2, entry=FAULTY).end()
+    failures = [line for line in told.splitlines() if "was not saved" in line]
+    assert len(failures) == 1, told
+    assert "step-00000006 was not saved (rank 1: " in failures[0]
+    assert "File too large" in failures[0]
+    directory = tmp_path / "run" / "checkpoints"
+    assert sorted(info.step for info in list_checkpoints(directory)) == [3, 9, 12]
+    assert not [fault for info in list_checkpoints(directory) for fault in verify(info.path)]
+    assert not list(directory.glob(".step-*"))
+    last = read_state(directory / "step-00000012")
+    assert last["telemetry"]["checkpoint_failures"] == 1
+    assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 13))
+
+
+def test_a_last_save_that_fails_is_taken_for_success(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    file = runs.write_run(tmp_path / "run.yaml", data, training={"steps": 5})
+    fault = json.dumps({"full_disk": {"rank": 0, "steps": [4, 99]}})
+    ranks = nursery.start(tmp_path / "log", [fault, file], entry=FAULTY)
+    assert "step-00000005 was not saved (rank 0: " in ranks.end(expect=1)
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_the_bench_of_saving_measures_nothing_or_leaves_something(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    command = ["bench", "checkpoint", "--preset", "tiny", "--rounds", "2", "--json"]
+    told = nursery.start(
+        tmp_path / "log", [*command, "--scratch", tmp_path / "scratch"], entry="sgt_ds.cli:main"
+    ).end()
+    [line] = [line for line in told.splitlines() if line.startswith('{"preset"')]
+    bench = json.loads(line)
+    # Weights, master weights and two moments, four bytes each.
+    assert bench["checkpoint_bytes"] > 16 * bench["parameters"]
+    assert bench["stall_ratio"] == bench["stall_seconds"] / bench["at_once_seconds"] > 0
+    assert bench["written_seconds"] > bench["stall_seconds"]
+    assert not list((tmp_path / "scratch").iterdir())
