@@ -6,9 +6,13 @@ from pathlib import Path
 
 
 class SgtError(Exception):
-    """Root of the package's errors. `exit_code` is what a command ends with when it meets one."""
+    """Root of the package's errors. `exit_code` is what a command ends with when it meets one.
+
+    `everywhere`: every rank of a run raises the same error, so that one of them tells it.
+    """
 
     exit_code = 1
+    everywhere = False
 
 
 class UserError(SgtError):
@@ -16,7 +20,6 @@ class UserError(SgtError):
 
     `file`: the file (or flag, or host) at fault. `field`: the key, line or flag inside it, or None.
     `mend`: what is wrong and what to do, in one line.
-    `everywhere`: every rank of a run raises the same error, so that one of them tells it.
     """
 
     exit_code = 2
@@ -32,6 +35,10 @@ class UserError(SgtError):
 class Diverged(SgtError):
     """Training stopped because loss or gradients stayed non-finite."""
 
+    everywhere = True
+
 
 class StateMismatch(SgtError):
-    """Ranks hold different architectural states; the message names the ranks."""
+    """Ranks hold different architectural states, or weights; the message names the ranks."""
+
+    everywhere = True

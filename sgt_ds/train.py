@@ -20,7 +20,7 @@ from sgt_ds.config import (
     load_run_config,
     resolve_deepspeed,
 )
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.errors import SgtError
 from sgt_ds.growth import check_method
 from sgt_ds.launch import RUN_ID_VARIABLE
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 leave_ranks()
     except SgtError as error:
         # Until the ranks joined, all of them meet the same error; one line is enough.
-        shared = not joined or (isinstance(error, UserError) and error.everywhere)
+        shared = not joined or error.everywhere
         if not shared or os.environ.get("RANK", "0") == "0":
             print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
         return error.exit_code

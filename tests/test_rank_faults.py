@@ -44,6 +44,7 @@ def test_a_bit_turns_in_one_ranks_weights_and_training_goes_on(
     assert "step 7: rank 2 of 3 holds other weights than the others" in told
     assert "first in blocks.3.qkv.weight" in told
     assert "Traceback" not in told
+    assert told.count("sgt-ds train: ") == 1
     assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
 
 
@@ -114,3 +115,4 @@ def test_a_run_that_stays_not_finite_goes_on_for_ever(
     assert "step 8: 3 updates in a row had non-finite gradients" in told
     assert f"last good checkpoint: {good}" in told
     assert "Traceback" not in told
+    assert told.count("sgt-ds train: ") == 1

@@ -17,6 +17,8 @@ T = TypeVar("T")
 class SaveFailed(SgtError):
     """A checkpoint could not be written; what was there before is untouched. Names the ranks."""
 
+    everywhere = True
+
 
 def rank_and_size(group: Any) -> tuple[int, int]:
     """Rank of this process and the number of ranks; (0, 1) without a group."""
