@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from sgt_ds.cli import bench_data
+from sgt_ds.cli import bench_checkpoint, bench_data, bench_inference
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json, whole_number
 from sgt_ds.config import PRESETS, Entry, GrowthConfig, growth_faults
 from sgt_ds.errors import UserError
@@ -54,7 +54,9 @@ def register(commands: Subparsers[Parser]) -> None:
         "--rounds", type=whole_number(1), default=10, help="timed steps of each case"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    bench_checkpoint.register(group)
     bench_data.register(group)
+    bench_inference.register(group)
     _register_prepare(group)
 
 
@@ -155,6 +157,7 @@ def prepare(options: argparse.Namespace) -> None:
     print(
         f"a core gives {bench.per_core_ratio:.3f} of the bare batch encode"
         + (f", {fast:.3f} of the one without offsets" if fast else "")
+        + (f", {bench.peer_ratio:.2f} times datatrove" if bench.peer_ratio else "")
         + f"; {bench.workers} workers {bench.speedup_cpu_ratio:.2f} of one by CPU time, "
         f"{bench.speedup_ratio:.2f} by the clock"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sgt_ds.inference.bench import InferenceRow, InferenceSetting, bench_inference
     from sgt_ds.inference.conversion import convert
     from sgt_ds.inference.generation import Completion, Sampling, Speaker
     from sgt_ds.inference.importing import import_model
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Completion",
+    "InferenceRow",
+    "InferenceSetting",
     "Sampling",
     "ScoredModel",
     "Speaker",
+    "bench_inference",
     "convert",
     "import_model",
     "load_scored_model",
@@ -25,6 +29,9 @@ __all__ = [
 
 _ROOMS = {
     "Completion": "generation",
+    "InferenceRow": "bench",
+    "InferenceSetting": "bench",
+    "bench_inference": "bench",
     "Sampling": "generation",
     "ScoredModel": "scored",
     "Speaker": "generation",

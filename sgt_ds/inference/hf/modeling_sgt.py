@@ -17,7 +17,6 @@ numbered after those of the main passes, which holds the looping heads only.
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -100,23 +99,31 @@ class SgtConfig(LlamaConfig):
 
     def pass_heads(self) -> list[int]:
         """How many heads each cache layer holds: the main passes first, then the extra ones."""
-        loops = [self.loop_of(layer) for layer in range(self.num_hidden_layers)]
+        layers = self.__dict__["num_hidden_layers"]
+        loops = [self.loop_of(layer) for layer in range(layers)]
         extra = [len(loop.heads) for loop in loops if loop for _ in range(loop.depth)]
-        return [self.num_key_value_heads] * self.num_hidden_layers + extra
+        return [self.num_key_value_heads] * layers + extra
 
     def get_text_config(
         self, decoder: bool | None = None, encoder: bool | None = None
     ) -> LlamaConfig:
-        """The configuration itself; for a decoder's cache, one that counts every pass as a layer.
+        """The configuration itself; for a decoder's cache, a view that counts every pass as a layer.
 
         Caches size themselves by `get_text_config(decoder=True).num_hidden_layers`.
         """
         if not decoder or encoder or not self.loops:
             return super().get_text_config(decoder=decoder, encoder=encoder)
-        counted = copy.copy(self)
-        counted.num_hidden_layers = len(self.pass_heads())
-        counted.loops = {}  # asked again, the copy adds nothing
+        counted = object.__new__(_CountedConfig)
+        counted.__dict__ = self.__dict__  # what is set on the view holds for the model
         return counted
+
+
+class _CountedConfig(SgtConfig):
+    """The same values; `num_hidden_layers` counts the extra passes too."""
+
+    @property
+    def num_hidden_layers(self) -> int:  # type: ignore[override]
+        return len(self.pass_heads())
 
 
 class SgtRMSNorm(nn.Module):
@@ -305,18 +312,14 @@ class SgtDecoderLayer(LlamaDecoderLayer):
         return hidden_states
 
 
-_CACHE_NAME = (
-    "cache" if "cache" in inspect.signature(LlamaModel.forward).parameters else "past_key_values"
-)
+# transformers 5.24 renamed `past_key_values` to `cache`, and takes the old name with a warning.
+_KNOWS_CACHE = "cache" in inspect.signature(LlamaModel.forward).parameters
 
 
-def _either_cache_name(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Keywords in which the cache has the name that this version of `transformers` gives it."""
-    other = "past_key_values" if _CACHE_NAME == "cache" else "cache"
-    if other in keywords:
-        given = keywords.pop(other)
-        if keywords.get(_CACHE_NAME) is None:
-            keywords[_CACHE_NAME] = given
+def _cache_as_known(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Keywords in which a `cache` has the name that this version of `transformers` gives it."""
+    if not _KNOWS_CACHE and "cache" in keywords:
+        keywords["past_key_values"] = keywords.pop("cache")
     return keywords
 
 
@@ -347,7 +350,7 @@ class SgtModel(LlamaModel):
     @functools.wraps(LlamaModel.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `LlamaModel`; the cache under either name."""
-        return super().forward(*args, **_either_cache_name(kwargs))
+        return super().forward(*args, **_cache_as_known(kwargs))
 
 
 class SgtForCausalLM(LlamaForCausalLM):
@@ -368,7 +371,7 @@ class SgtForCausalLM(LlamaForCausalLM):
     @functools.wraps(LlamaForCausalLM.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `LlamaForCausalLM`; the cache under either name."""
-        return super().forward(*args, **_either_cache_name(kwargs))
+        return super().forward(*args, **_cache_as_known(kwargs))
 
     def _get_static_cache_init_shape(self) -> tuple[list[int], int] | None:
         """Heads of each cache layer and the head size, for caches that are made ahead of time."""

@@ -1,0 +1,111 @@
+"""`sgt-ds bench inference`: prefill and decode of exports, vanilla beside loops."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.config import PRESETS
+from sgt_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from sgt_ds.inference import InferenceRow
+
+
+def register(group: Subparsers[Parser]) -> None:
+    """Add the command to the group `bench`."""
+    parser = add_command(
+        group,
+        "inference",
+        "Time prefill and decode of exports: vanilla, SGT with each depth, block loop, in turns.",
+        "sgt-ds bench inference --preset 573m --dtype bf16 --device cuda",
+        inference,
+    )
+    parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
+    parser.add_argument("--k-max", type=whole_number(1, 16), default=3, help="largest depth of SGT")
+    parser.add_argument("--layers", type=whole_number(1), default=3, help="that loop, the deepest")
+    parser.add_argument("--heads", type=whole_number(1), default=2, help="that loop, of SGT")
+    parser.add_argument(
+        "--batch",
+        type=whole_number(1, 10**6),
+        nargs="+",
+        default=[1, 2, 4],
+        metavar="B",
+        help="sequences at once, one or more numbers",
+    )
+    parser.add_argument(
+        "--prompt", type=whole_number(1, 10**6), default=128, metavar="N", help="its tokens"
+    )
+    parser.add_argument(
+        "--generate", type=whole_number(1, 10**6), default=128, metavar="N", help="tokens decoded"
+    )
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of everything")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--mode",
+        choices=["auto", "eager", "compiled"],
+        default="auto",
+        help="compiled: static cache, and CUDA graphs on a GPU (auto: compiled on a GPU)",
+    )
+    parser.add_argument(
+        "--rounds", type=whole_number(1, 10**6), default=5, help="turns that each case has"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def inference(options: argparse.Namespace) -> None:
+    """Measure and print."""
+    import torch
+
+    from sgt_ds.inference import InferenceSetting, bench_inference
+
+    cuda = torch.cuda.is_available()
+    if options.device == "cuda" and not cuda:
+        raise UserError("--device", None, "torch sees no CUDA device; use --device cpu")
+    device = "cuda" if cuda and options.device != "cpu" else "cpu"
+    compiled = device == "cuda" if options.mode == "auto" else options.mode == "compiled"
+    setting = InferenceSetting(
+        model=PRESETS[options.preset],
+        k_max=options.k_max,
+        layers=options.layers,
+        heads=options.heads,
+        batches=tuple(options.batch),
+        prompt=options.prompt,
+        generated=options.generate,
+        dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype],
+        device=torch.device(device),
+        compiled=compiled,
+        rounds=options.rounds,
+    )
+    if not options.json:
+        print(
+            f"{options.preset}, {options.dtype}, {device}, "
+            f"{'compiled' if compiled else 'eager'}, prompt {setting.prompt}, "
+            f"generation {setting.generated}, median of {setting.rounds} rounds; "
+            "× is tokens/s by vanilla's"
+        )
+    rows = bench_inference(setting, None if options.json else _print_row)
+    if options.json:
+        print_json(
+            {
+                "preset": options.preset,
+                "dtype": options.dtype,
+                "device": device,
+                "compiled": compiled,
+                "prompt": setting.prompt,
+                "generated": setting.generated,
+                "rounds": setting.rounds,
+                "rows": [row.as_json() for row in rows],
+            }
+        )
+
+
+def _print_row(row: InferenceRow) -> None:
+    low, high = row.decode_ratio_quartiles
+    print(
+        f"batch {row.batch}  {row.case:<12} prefill {row.prefill_tokens_per_second:>10,.0f} "
+        f"tokens/s ×{row.prefill_ratio:.3f}   decode {row.decode_tokens_per_second:>8,.0f} "
+        f"tokens/s ×{row.decode_ratio:.3f} ({low:.3f}–{high:.3f})",
+        flush=True,
+    )

@@ -1,0 +1,241 @@
+"""How fast exports prefill and decode: vanilla beside loops, on the same weights, in one run.
+
+Cases take turns, round by round, so that a busy machine slows all of them. Weights are random: what
+is timed does not depend on them. Knows no checkpoint and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sgt_ds.config import ModelConfig
+from sgt_ds.errors import UserError
+
+# Two graphs a case, a batch and a kind of pass; dynamo's own 8 would fall back to eager.
+_MAX_GRAPHS = 64
+
+
+@dataclass(frozen=True)
+class InferenceSetting:
+    """What is timed, and where."""
+
+    model: ModelConfig
+    k_max: int = 3
+    """SGT is timed with 1 to this many passes after the main one."""
+    layers: int = 3
+    """Looping layers: the deepest."""
+    heads: int = 2
+    """Heads that loop, of SGT."""
+    batches: tuple[int, ...] = (1, 2, 4)
+    """Sequences at once."""
+    prompt: int = 128
+    """Tokens of a prompt."""
+    generated: int = 128
+    """Tokens decoded after it."""
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    compiled: bool = False
+    """A compiled step over a static cache (CUDA graphs on a GPU); else plain calls and a growing one."""
+    rounds: int = 5
+    """Times that every case has its turn."""
+
+    def loops(self) -> dict[str, dict[str, Any]]:
+        """`loops` of an export, by case."""
+        last = self.model.num_layers
+        chosen = range(last - self.layers, last)
+        heads = list(range(self.heads))
+        cases: dict[str, dict[str, Any]] = {"vanilla": {}}
+        for depth in range(1, self.k_max + 1):
+            loop = {"depth": depth, "heads": heads, "scope": "attention"}
+            cases[f"sgt, K = {depth}"] = {str(layer): loop for layer in chosen}
+        block = {"depth": 1, "heads": None, "scope": "block"}
+        cases["block loop"] = {str(layer): block for layer in chosen}
+        return cases
+
+
+@dataclass(frozen=True)
+class InferenceRow:
+    """One case at one batch size. Medians over the rounds; ratios are within a round, to vanilla."""
+
+    case: str
+    batch: int
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    """Of all sequences together."""
+    prefill_ratio: float
+    decode_ratio: float
+    decode_ratio_quartiles: tuple[float, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def bench_inference(
+    setting: InferenceSetting, on_row: Callable[[InferenceRow], None] | None = None
+) -> list[InferenceRow]:
+    """Time all cases. `on_row` hears of each row when it is known.
+
+    Raises: UserError where the shape has too few layers or heads.
+    """
+    if setting.layers > setting.model.num_layers:
+        raise UserError("--layers", None, f"the model has {setting.model.num_layers}; give fewer")
+    if setting.heads > setting.model.num_heads:
+        raise UserError("--heads", None, f"the model has {setting.model.num_heads}; give fewer")
+    models = _models(setting)
+    rows = []
+    for batch in setting.batches:
+        torch._dynamo.reset()
+        runners = {name: _Runner(model, batch, setting) for name, model in models.items()}
+        timed: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+        for number in range(setting.rounds + 1):
+            for name, runner in runners.items():
+                seconds = runner.run()
+                if number:  # the first round warms up, and compiles
+                    timed[name].append(seconds)
+        for name in models:
+            row = _row(name, batch, timed[name], timed["vanilla"], setting)
+            rows.append(row)
+            if on_row is not None:
+                on_row(row)
+    return rows
+
+
+def _row(
+    name: str,
+    batch: int,
+    own: list[tuple[float, float]],
+    vanilla: list[tuple[float, float]],
+    setting: InferenceSetting,
+) -> InferenceRow:
+    prefill, decode = zip(*own, strict=True)
+    ratios = [
+        (base[0] / each[0], base[1] / each[1]) for each, base in zip(own, vanilla, strict=True)
+    ]
+    of_prefill, of_decode = (sorted(each) for each in zip(*ratios, strict=True))
+    quarter = len(of_decode) // 4
+    return InferenceRow(
+        case=name,
+        batch=batch,
+        prefill_tokens_per_second=batch * setting.prompt / statistics.median(prefill),
+        decode_tokens_per_second=batch * setting.generated / statistics.median(decode),
+        prefill_ratio=statistics.median(of_prefill),
+        decode_ratio=statistics.median(of_decode),
+        decode_ratio_quartiles=(of_decode[quarter], of_decode[-1 - quarter]),
+    )
+
+
+def _models(setting: InferenceSetting) -> dict[str, Any]:
+    """A model for each case, all with the same weights in memory once."""
+    from transformers import LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    from sgt_ds.inference.hf.modeling_sgt import SgtConfig, SgtForCausalLM
+
+    shape = setting.model
+    models: dict[str, Any] = {}
+    weights: dict[str, Tensor] = {}
+    for name, loops in setting.loops().items():
+        config = SgtConfig(
+            vocab_size=shape.padded_vocab_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_heads,
+            rms_norm_eps=shape.rms_norm_eps,
+            max_position_embeddings=setting.prompt + setting.generated + 1,
+            attn_implementation="sdpa",
+            loops=loops,
+        )
+        with torch.device("meta"):
+            model = (SgtForCausalLM if loops else LlamaForCausalLM)(config)
+        if not weights:
+            generator = torch.Generator(setting.device).manual_seed(0)
+            for key, blank in model.state_dict().items():
+                tensor = torch.ones(blank.shape, dtype=setting.dtype, device=setting.device)
+                if tensor.dim() > 1:
+                    tensor.normal_(0, shape.init_std, generator=generator)
+                weights[key] = tensor
+        model.load_state_dict(weights, assign=True)
+        model.model.rotary_emb = LlamaRotaryEmbedding(config).to(setting.device)
+        models[name] = model.eval()
+    return models
+
+
+class _Runner:
+    """One case at one batch size: a prompt in, tokens out, timed."""
+
+    def __init__(self, model: Any, batch: int, setting: InferenceSetting) -> None:
+        self._model, self._setting = model, setting
+        # transformers 5.24 renamed it.
+        known = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in known else "past_key_values"
+        generator = torch.Generator().manual_seed(1)
+        shape = (batch, setting.prompt)
+        ids = torch.randint(0, setting.model.vocab_size, shape, generator=generator)
+        self._ids = ids.to(setting.device)
+        self._positions = torch.arange(setting.prompt, device=setting.device)[None]
+        self._cache = self._new_cache(batch)
+        self._step: Callable[[Tensor, Tensor], Tensor] = self._plain_step
+        if setting.compiled:
+            dynamo = torch._dynamo.config
+            dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
+            mode = "reduce-overhead" if setting.device.type == "cuda" else None
+            self._step = torch.compile(self._plain_step, fullgraph=True, dynamic=False, mode=mode)
+
+    def run(self) -> tuple[float, float]:
+        """Seconds of the prefill, and of the tokens decoded after it."""
+        setting = self._setting
+        if setting.compiled:
+            self._cache.reset()
+        else:
+            self._cache = self._new_cache(self._ids.shape[0])
+        with torch.inference_mode():
+            started = self._now()
+            following = self._next(self._ids, self._positions)
+            filled = self._now()
+            position = self._positions[:, -1:] + 1
+            for _ in range(setting.generated):
+                following = self._next(following, position)
+                position = position + 1
+            ended = self._now()
+        return filled - started, ended - filled
+
+    def _next(self, ids: Tensor, positions: Tensor) -> Tensor:
+        if self._setting.compiled:
+            torch.compiler.cudagraph_mark_step_begin()
+            # The graph writes its answer to the same place every time.
+            return self._step(ids, positions).clone()
+        return self._step(ids, positions)
+
+    def _plain_step(self, ids: Tensor, positions: Tensor) -> Tensor:
+        cache = {self._cache_name: self._cache}
+        answer = self._model(ids, position_ids=positions, logits_to_keep=1, **cache)
+        following: Tensor = answer.logits[:, -1:].argmax(-1)
+        return following
+
+    def _new_cache(self, batch: int) -> Any:
+        from transformers import DynamicCache, StaticCache
+
+        setting, config = self._setting, self._model.config
+        if not setting.compiled:
+            return DynamicCache(config=config)
+        cache = StaticCache(config=config, max_cache_len=setting.prompt + setting.generated + 1)
+        cache.early_initialization(
+            batch, config.pass_heads(), config.head_dim, setting.dtype, setting.device
+        )
+        return cache
+
+    def _now(self) -> float:
+        if self._setting.device.type == "cuda":
+            torch.cuda.synchronize(self._setting.device)
+        return time.perf_counter()
