@@ -66,6 +66,7 @@ def _heartbeat(config: RunConfig) -> Heartbeat:
     return Heartbeat(
         RunLayout(config.run_dir).signs_of_life(launch),
         int(rank),
+        world_size=_world_size(),
         hang_seconds=config.training.hang_seconds,
         patient_seconds=config.training.collective_timeout_seconds,
     )

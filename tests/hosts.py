@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SSH_PORT = 2222
-NEEDED = ("ip", "nft", "nsenter", "unshare", "sshd", "ssh", "ssh-keygen")
+NEEDED = ("ip", "nft", "nsenter", "setpriv", "unshare", "sshd", "ssh", "ssh-keygen", "pdsh")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 _SSHD_CONFIG = """\
@@ -145,9 +145,11 @@ class Hosts:
         )
         program = shutil.which("sshd", path=PATH)
         inner = f"hostname {host.name} && exec {program} -D -f {config} -E {config}.log"
+        # Whatever ends this process, the kernel ends the host with it.
+        tied = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", host.namespace]
+        own = ["unshare", "-u", "-p", "--fork", "--kill-child", "--mount-proc"]
         process = subprocess.Popen(
-            ["ip", "netns", "exec", host.namespace]
-            + ["unshare", "-u", "-p", "--fork", "--kill-child", "--mount-proc", "sh", "-c", inner],
+            [*tied, *own, "sh", "-c", inner],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # where it is already killed, unshare complains
@@ -178,7 +180,8 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
     for program in NEEDED:
         if shutil.which(program, path=PATH) is None:
             raise NoHosts(f"{program} is not installed")
-    tag = f"sgt{secrets.token_hex(3)}"
+    _sweep()
+    tag = f"sgt{os.getpid()}-{secrets.token_hex(2)}"
     first = Host("host-a", "10.77.0.1", f"{tag}a", "pa")
     second = Host("host-b", "10.77.0.2", f"{tag}b", "pb")
     hosts = Hosts(first, second, f"{tag}s", folder)
@@ -195,14 +198,8 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
         for host in hosts:
             if host.init and _namespace(host.init, "pid"):
                 hosts.kill(host)
-            shutil.rmtree(Path("/etc/netns") / host.namespace, ignore_errors=True)
         for namespace in (first.namespace, second.namespace, hosts.switch):
-            subprocess.run(
-                ["ip", "netns", "del", namespace],
-                check=False,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PATH": PATH},
-            )
+            _forget(namespace)
 
 
 def command_line(pid: int) -> str:
@@ -221,6 +218,24 @@ def inside(process: subprocess.Popen[Any]) -> int:
             return children[0]
         time.sleep(0.02)
     raise AssertionError("it has ended")
+
+
+def _forget(namespace: str) -> None:
+    shutil.rmtree(Path("/etc/netns") / namespace, ignore_errors=True)
+    subprocess.run(
+        ["ip", "netns", "del", namespace],
+        check=False,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PATH": PATH},
+    )
+
+
+def _sweep() -> None:
+    """Take away the names that a killed process of this module has left."""
+    for path in Path("/run/netns").glob("sgt*-*"):
+        maker = path.name[3:].partition("-")[0]
+        if maker.isdecimal() and not (Path("/proc") / maker).exists():
+            _forget(path.name)
 
 
 def _wire(hosts: Hosts) -> None:

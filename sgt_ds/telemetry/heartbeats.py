@@ -7,6 +7,7 @@ against a file that the reader has just written: hosts' clocks need not agree.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -53,8 +54,11 @@ def write_beat(folder: Path, beat: Beat) -> float:
     """
     path = folder / f"rank-{beat.rank:05d}.json"
     temporary = path.with_suffix(f".{beat.pid}.tmp")
-    temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
+        temporary.replace(path)
+    except OSError:  # a full disk: that it lives can still be told
+        os.utime(path)
     return path.stat().st_mtime
 
 

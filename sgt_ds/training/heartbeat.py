@@ -21,8 +21,9 @@ from sgt_ds.errors import SgtError
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.heartbeats import Beat
 
-# The longest time between two signs of life.
+# Time between two signs of life: a second, more where many ranks share the file system.
 MOST_SECONDS = 10.0
+RANKS_A_SECOND = 64
 # What starts ranks, as it stands at the beginning of command lines: a program or a module.
 _LAUNCHERS = frozenset(
     {
@@ -52,7 +53,13 @@ class Heartbeat:
     """
 
     def __init__(
-        self, folder: Path, rank: int, *, hang_seconds: float, patient_seconds: float
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        world_size: int = 1,
+        hang_seconds: float,
+        patient_seconds: float,
     ) -> None:
         self.folder = folder
         self.launcher_lost = False
@@ -60,7 +67,7 @@ class Heartbeat:
         self._rank, self._host = rank, socket.gethostname()
         self._hang_seconds = hang_seconds
         self._patient_seconds = max(patient_seconds, hang_seconds)
-        self._every = min(MOST_SECONDS, hang_seconds / 6)
+        self._every = min(MOST_SECONDS, hang_seconds / 6, max(1.0, world_size / RANKS_A_SECOND))
         self._step, self._part, self._count, self._patient = 0, "start", 0, True
         self._seen: set[Hashable] = set()
         self._end, self._blames_peer = "", False

@@ -19,6 +19,7 @@ from sgt_ds.model import loop_inputs
 from sgt_ds.progress import duration
 from sgt_ds.telemetry import Exporter, StepRecord
 from sgt_ds.training.engine import Ranks, set_learning_rate
+from sgt_ds.training.evaluation import Evaluation
 from sgt_ds.training.faults import Requests, SkippedSteps
 from sgt_ds.training.heartbeat import Heartbeat
 from sgt_ds.training.integrity import compare_ranks
@@ -63,13 +64,15 @@ class Trainer:
         checkpoints: RunCheckpoints,
         requests: Requests,
         validation: ValidationLoss | None,
+        evaluation: Evaluation | None,
         peak_flops: float | None,
         planned_overhead: Callable[[int], float],
         parts: StepParts,
         heartbeat: Heartbeat,
     ) -> None:
-        """`validation`: None without a validation set. `peak_flops`: of one device, None where
-        unknown. `planned_overhead`: the cumulative FLOPs overhead that is planned at a step.
+        """`validation`, `evaluation`: None without a validation set, or without anything named.
+        `peak_flops`: of one device, None where unknown. `planned_overhead`: the cumulative FLOPs
+        overhead that is planned at a step.
         """
         self.config = config
         self.ranks = ranks
@@ -82,6 +85,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.requests = requests
         self.validation = validation
+        self.evaluation = evaluation
         self.peak_flops = peak_flops
         self.planned_overhead = planned_overhead
         self.parts = parts
@@ -131,6 +135,8 @@ class Trainer:
             end = "completed"
             log.info("step %d: the run is complete", self.clock.step)
         finally:
+            if end != "failed":  # else it is told where it failed
+                self.heartbeat.enter("end")
             if self.telemetry is not None:
                 self.telemetry.finish(end)
 
@@ -261,7 +267,6 @@ class Trainer:
 
     def close(self) -> None:
         """Close files, ports and threads; safe after an error."""
-        self.heartbeat.enter("end")
         self.loader.close()
         self.checkpoints.close()
         if self.growth.journal is not None:
@@ -284,6 +289,11 @@ class Trainer:
         if validates and self.validation is not None:
             with self.parts.host("validation"):
                 validation_loss = self._validate(self.validation)
+        evaluates = last or step % self.config.evaluation.every == 0
+        if evaluates and self.evaluation is not None:
+            validates = True
+            with self.parts.host("validation"):
+                self._evaluate(self.evaluation)
         if saves:
             self.save(validation_loss=validation_loss, wait=last)
         if validates or saves:  # their time is no part of the training's throughput
@@ -390,6 +400,18 @@ class Trainer:
             f"ETA {duration(remaining)}",
         )
         return "  ".join(parts)
+
+    def _evaluate(self, evaluation: Evaluation) -> None:
+        step = self.clock.step
+        loops = loop_inputs(self.growth.passes(step), self.ranks.device)
+        scores = evaluation(step, loops, lambda: self.heartbeat.enter("validation"))
+        for name, values in scores.items():
+            told = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+            log.info("step %d: %s: %s", step, name, told)
+        if self.telemetry is not None:
+            self.telemetry.publish_evaluation(scores)
+        if self.metrics is not None:
+            self.metrics.write({"step": step, "evaluation": scores})
 
     def _validate(self, validation: ValidationLoss) -> float:
         loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
