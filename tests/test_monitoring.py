@@ -11,7 +11,6 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from sgt_ds.telemetry import (
     StepRecord,
     targets,
 )
-from sgt_ds.telemetry.dashboards import DASHBOARDS, write_dashboards
 from sgt_ds.telemetry.hardware import Hardware
 from sgt_ds.telemetry.metrics import BY_NAME
 
@@ -217,13 +215,14 @@ def shipped_expressions() -> list[str]:
             expressions += [target["expr"] for target in panel.get("targets", ())]
         expressions += [annotation["expr"] for annotation in document["annotations"]["list"]]
         for variable in document["templating"]["list"]:
-            found = re.fullmatch(r"label_values\((.*), (\w+)\)", str(variable.get("definition")))
-            if found:
+            if variable["type"] == "query":
+                found = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+                assert found
                 expressions.append(f"count by ({found[2]}) ({found[1]})")
-    return [
-        expr.replace("$run", "trial").replace("$host", ".*").replace("$rank", ".*")
-        for expr in expressions
-    ]
+    filled = {"$run": "trial", "$host": ".*", "$rank": ".*", "$__rate_interval": "1m"}
+    for variable, value in filled.items():
+        expressions = [expr.replace(variable, value) for expr in expressions]
+    return expressions
 
 
 @pytest.mark.network
@@ -232,9 +231,10 @@ def test_every_expression_of_the_dashboards_finds_something(
 ) -> None:
     prometheus, _ = scraped
     expressions = shipped_expressions()
-    assert len(expressions) > 25
+    assert len(expressions) > 90
     empty = [expr for expr in expressions if not prometheus.query(expr)]
-    assert not empty
+    # A run that goes well fires no alert: the fleet's table of them is empty.
+    assert [expr for expr in empty if not expr.startswith("max by (severity, alertname")] == []
 
 
 @pytest.mark.network
@@ -351,34 +351,6 @@ def test_rules_runbooks_and_dashboards_name_no_metric_that_is_not_served() -> No
         words = set(re.findall(r"(?<![\w:])sgt_[a-z_]+(?![\w:*])", text)) - {"sgt_ds"}
         assert words <= served, file
         assert set(re.findall(r"\b(?:run|rank):sgt_[a-z_]+:\w+", text)) <= recorded, file
-
-
-def test_the_committed_dashboards_are_what_the_code_writes(tmp_path: Path) -> None:
-    written = write_dashboards(tmp_path)
-    committed = MONITORING / "grafana" / "dashboards"
-    assert {file.name for file in written} == {file.name for file in committed.glob("*.json")}
-    for file in written:
-        assert file.read_text() == (committed / file.name).read_text()
-
-
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
-def test_panels_have_units_and_none_lies_over_another(dashboard: Any) -> None:
-    panels = dashboard.as_json()["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    for panel in panels:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        if panel["type"] != "row":
-            assert panel["fieldConfig"]["defaults"]["unit"]
-            assert panel["description"]
-    for first, second in combinations([panel["gridPos"] for panel in panels], 2):
-        apart = (
-            first["x"] + first["w"] <= second["x"]
-            or second["x"] + second["w"] <= first["x"]
-            or first["y"] + first["h"] <= second["y"]
-            or second["y"] + second["h"] <= first["y"]
-        )
-        assert apart, (first, second)
 
 
 def test_targets_number_the_ranks_in_the_hostfiles_order() -> None:

@@ -354,11 +354,18 @@ def test_wrong_arguments_are_more_than_one_line(
         ),
         ([str(run), "-o", str(tmp_path / "no" / "r")], "cannot be written"),
         ([*[str(run)] * 9, "-o", str(tmp_path / "r")], "give 8 at most"),
+        ([str(run), str(run), "-o", str(tmp_path / "r")], "is given twice"),
     ):
         assert main(["report", *arguments]) == 2
         error = capsys.readouterr().err
         assert mend in error
         assert error.count("\n") == 1
+
+
+def test_two_runs_go_by_one_name(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / seed / "sgt", until=10) for seed in ("seed-1", "seed-2")]
+    document = report(tmp_path, *runs)
+    assert text_of(document.find("body/header/h1")) == "seed-1/sgt · seed-2/sgt"
 
 
 def test_a_long_run_takes_long_or_makes_a_page_that_no_one_can_open(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from sgt_ds.growth import Decision, Journal, Loop, Measurement, State
 from sgt_ds.launch import free_ports
 from sgt_ds.report import open_source
 from sgt_ds.report.terminal import binned, sparkline
-from sgt_ds.telemetry import Exporter, StepRecord
+from sgt_ds.telemetry import Exporter, StepRecord, targets
 
 MODEL = PRESETS["tiny"]
 LOOPING = State(
@@ -186,6 +186,40 @@ def test_the_live_view_redraws_on_a_terminal_and_ends_on_interrupt(run_dir: Path
     os.close(master)
     assert seen.count(b"\x1b[H") >= 3
     assert "loops ×2".encode() in seen
+
+
+def test_the_ranks_line_misses_one_that_is_silent_or_late(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common: dict[str, Any] = {"info": {"run": "r", "method": "sgt"}, "model": MODEL}
+    config = TelemetryConfig(port=free_ports(2))
+    exporters = [
+        Exporter(config, model_wide=rank == 0, local_rank=rank, rank=rank, run_steps=300, **common)
+        for rank in range(2)
+    ]
+    groups = targets([("127.0.0.1", 3)], run="r", port=config.port)  # nobody is rank 2
+    for rank, exporter in enumerate(exporters):
+        exporter.start()
+        exporter.observe_step(100 - rank, 1.0 + rank, 0.0)
+        exporter.publish(record(100 - rank, 4.0))
+    try:
+        exporters[0].serve_targets(groups)
+        (run_dir / "targets.json").write_text(json.dumps(groups))
+        time.sleep(0.25)  # a scrape is answered from the newest rendering for a fifth of a second
+        for target in (f"127.0.0.1:{config.port}", str(run_dir)):
+            assert main(["top", target, "--once"]) == 0
+            out = capsys.readouterr().out
+            line = "ranks 3  2 answer, not 2  step 99 to 100  slowest 1 (+33.3%)"
+            assert line in out.splitlines(), out
+            assert max(map(len, out.splitlines())) <= 80
+    finally:
+        for exporter in exporters:
+            exporter.close()
+    assert main(["top", str(run_dir), "--once"]) == 0
+    assert "\nranks 3  0 answer\n" in capsys.readouterr().out
+    (run_dir / "targets.json").write_text('[{"targets": ["127')  # just being written
+    assert main(["top", str(run_dir), "--once"]) == 0
+    assert "ranks" not in capsys.readouterr().out
 
 
 def test_a_sparkline_spans_its_range_and_marks_what_is_not_finite() -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import runs
 
+from sgt_ds.cli import main
+from sgt_ds.report import read_history
+
 pytestmark = pytest.mark.launcher
 
 
@@ -124,6 +127,16 @@ def test_killing_a_run_loses_nothing_but_the_steps_since_its_checkpoint(
     assert runs.losses(tmp_path / "run") == runs.losses(uninterrupted)
     assert runs.journal_lines(tmp_path / "run") == runs.journal_lines(uninterrupted)
     runs.check_replay(tmp_path / "run")
+    first, second = read_history(tmp_path / "run").starts
+    assert (first.step, first.reached) == (0, None)
+    assert second.reached is not None
+    assert second.step in (6, 12, 18)
+    assert second.step <= second.reached
+    assert second.values["world_size"] == 2
+    assert second.values["device"].endswith("(CPU, 1 threads a rank)")
+    out = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "run"), str(uninterrupted), "-o", str(out)]) == 0
+    assert "loops ×2" in out.read_text()
 
 
 def test_a_run_whose_data_end_fails_or_is_not_saved(tmp_path: Path, data: Path) -> None:

@@ -30,12 +30,12 @@ def write(options: argparse.Namespace) -> None:
     """Write the report."""
     from sgt_ds.errors import UserError
     from sgt_ds.files import write_text_atomically
-    from sgt_ds.report import MOST_RUNS, html_report, read_history
+    from sgt_ds.report import MOST_RUNS, html_report, read_histories
 
     if len(options.runs) > MOST_RUNS:
         mend = f"{len(options.runs)} runs are too many to tell apart; give {MOST_RUNS} at most"
         raise UserError("sgt-ds report", "RUN", mend)
-    text = html_report([read_history(run) for run in options.runs])
+    text = html_report(read_histories(options.runs))
     try:
         write_text_atomically(options.out, text)
     except OSError as error:

@@ -1,21 +1,23 @@
 """What a person reads of a run without Grafana: the terminal view, and the HTML report."""
 
-from sgt_ds.report.history import RunHistory, read_history
+from sgt_ds.report.history import RunHistory, read_histories, read_history
 from sgt_ds.report.html import MOST_RUNS, html_report
 from sgt_ds.report.sources import DirectorySource, ExporterSource, Source, open_source
 from sgt_ds.report.terminal import render
-from sgt_ds.report.view import LayerView, RunView
+from sgt_ds.report.view import LayerView, RankView, RunView
 
 __all__ = [
     "MOST_RUNS",
     "DirectorySource",
     "ExporterSource",
     "LayerView",
+    "RankView",
     "RunHistory",
     "RunView",
     "Source",
     "html_report",
     "open_source",
+    "read_histories",
     "read_history",
     "render",
 ]

@@ -140,9 +140,26 @@ class RunHistory:
         return self.starts[1:]
 
 
-def read_history(run_dir: Path) -> RunHistory:
+def read_histories(run_dirs: Sequence[Path]) -> list[RunHistory]:
+    """Read several, each under a name of its own: as much of its path as tells it from the others.
+
+    Raises: UserError naming the file, and the line where there is one; or a run given twice.
+    """
+    paths = [run_dir.resolve() for run_dir in run_dirs]
+    for place, path in enumerate(paths):
+        if path in paths[:place]:
+            raise UserError(run_dirs[place], None, "is given twice; give each run once")
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    names = ["/".join(path.parts[-depth:]) for path in paths]
+    return [read_history(run_dir, name) for run_dir, name in zip(run_dirs, names, strict=True)]
+
+
+def read_history(run_dir: Path, name: str | None = None) -> RunHistory:
     """Read a run directory; the run may be training, or have been cut off at any moment.
 
+    `name`: what to call it; else the last part of its path.
     Raises: UserError naming the file, and the line where there is one.
     """
     layout = RunLayout(run_dir)
@@ -158,7 +175,7 @@ def read_history(run_dir: Path) -> RunHistory:
     journal = journal_in(run_dir) if _has_journal(run_dir) else None
     header, entropies, initial, decisions = _read_growth(journal)
     return RunHistory(
-        name=run_dir.resolve().name,
+        name=name or run_dir.resolve().name,
         run_dir=run_dir,
         header=header,
         updates=updates,

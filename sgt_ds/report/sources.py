@@ -18,6 +18,7 @@ from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.growth import DecisionLine, Header, Measurement, State, build_policy, read_journal
 from sgt_ds.progress import duration
+from sgt_ds.report.ranks import Ranks
 from sgt_ds.report.rows import add_row, parsed
 from sgt_ds.report.view import LayerView, RunView
 
@@ -61,6 +62,7 @@ class DirectorySource:
         self._rows: list[dict[str, Any]] = []
         self._journal: tuple[Header | None, list[Measurement], State | None] = (None, [], None)
         self._read_again = 0.0
+        self._ranks = Ranks(self._targets)
 
     def read(self) -> RunView:
         """The run as its files stand now."""
@@ -74,6 +76,7 @@ class DirectorySource:
         last = trained[-1] if trained else {}
         validated = [row for row in self._rows if "validation_loss" in row]
         shown = measured[-1].step if measured else 0
+        known, ranks = self._ranks.read()
         return RunView(
             name=self._name,
             method=header.method if header else "",
@@ -92,7 +95,15 @@ class DirectorySource:
             mfu_ratio=None,
             layers=_layers_over_time(measured, state or State()),
             cells_mean=f"steps {measured[0].step} to {shown}" if measured else "",
+            known_ranks=known,
+            ranks=ranks,
         )
+
+    def _targets(self) -> str | None:
+        try:
+            return self._layout.targets.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return None  # of a run without exporters
 
     def _read_rows(self) -> None:
         """Take in what was added; all of it where a resume has cut the file back."""
@@ -144,6 +155,7 @@ class ExporterSource:
         self._target = url
         self._url = url if url.rstrip("/").endswith("/metrics") else url.rstrip("/") + "/metrics"
         self._losses: dict[float, float] = {}
+        self._ranks = Ranks(self._targets, url.partition("://")[0])
 
     def read(self) -> RunView:
         """The run as its exporter tells it now."""
@@ -157,6 +169,7 @@ class ExporterSource:
         loss = _single(series, "sgt_loss")
         if loss is not None:
             self._losses[step] = loss
+        known, ranks = self._ranks.read()
         return RunView(
             name=info.get("run", ""),
             method=info.get("method", ""),
@@ -175,7 +188,17 @@ class ExporterSource:
             mfu_ratio=_single(series, "sgt_mfu_ratio"),
             layers=_layers_by_head(series),
             cells_mean="heads",
+            known_ranks=known,
+            ranks=ranks,
         )
+
+    def _targets(self) -> str | None:
+        url = self._url.removesuffix("/metrics") + "/targets"
+        try:
+            with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_SECONDS) as answer:
+                return str(answer.read().decode())
+        except (OSError, http.client.HTTPException, ValueError):
+            return None  # of a version that serves none
 
     def _scrape(self) -> str:
         try:

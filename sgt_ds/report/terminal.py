@@ -11,13 +11,16 @@ from sgt_ds.report.view import LayerView, RunView
 SHADES = " ░▒▓█"
 BARS = "▁▂▃▄▅▆▇█"
 MISSING = "·"
+# Longer than most updates take: worth a word.
+QUIET_SECONDS = 60.0
 # For terminals whose encoding lacks the above.
 _PLAIN = str.maketrans(SHADES[1:] + BARS[:-1] + MISSING + "×–", ".:*#" + "_.-~=+*" + "?" + "x-")
 
 
 def render(view: RunView, width: int = 80, *, plain: bool = False) -> str:
     """The view as lines of at most `width` columns. `plain`: ASCII alone."""
-    lines = [*_head(view, width), "", *_figures(view), *_losses(view, width), *_layers(view, width)]
+    lines = [*_head(view, width), *_ranks(view), "", *_figures(view)]
+    lines += [*_losses(view, width), *_layers(view, width)]
     text = "\n".join(line[:width].rstrip() for line in lines) + "\n"
     return text.translate(_PLAIN) if plain else text
 
@@ -56,6 +59,36 @@ def _head(view: RunView, width: int) -> list[str]:
         filled = int(share * room)
         lines.append(f"[{'#' * filled}{'-' * (room - filled)}] {100 * share:5.1f}%")
     return lines
+
+
+def _ranks(view: RunView) -> list[str]:
+    """Who answers, between which steps they are, and the slowest of them."""
+    if not view.known_ranks:
+        return []
+    answering = [(rank, rank.step) for rank in view.ranks if rank.step is not None]
+    asked = "" if len(view.ranks) == view.known_ranks else f" of {len(view.ranks)} asked"
+    line = f"ranks {view.known_ranks}  {len(answering)}{asked} answer"
+    mute = [rank.rank for rank in view.ranks if rank.step is None]
+    if mute and answering:
+        line += f", not {_numbers(mute)}"
+    if answering:
+        low, high = min(step for _, step in answering), max(step for _, step in answering)
+        line += f"  step {low:,}" + (f" to {high:,}" if high > low else "")
+    timed = [
+        (rank.update_seconds, rank.rank) for rank, _ in answering if rank.update_seconds is not None
+    ]
+    if len(timed) > 1:
+        seconds, slowest = max(timed)
+        mean = math.fsum(each for each, _ in timed) / len(timed)
+        line += f"  slowest {slowest} ({seconds / mean - 1:+.1%})"
+    quiet = max((rank.quiet_seconds or 0.0, rank.rank) for rank in view.ranks)
+    if quiet[0] > QUIET_SECONDS:
+        line += f"  rank {quiet[1]} quiet for {duration(quiet[0])}"
+    return [line]
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ",".join(map(str, values[:6])) + (",…" if len(values) > 6 else "")
 
 
 def _figures(view: RunView) -> list[str]:
@@ -118,8 +151,7 @@ def _tail(layer: LayerView) -> str:
 
 
 def _heads(heads: Sequence[int]) -> str:
-    shown = ",".join(map(str, heads[:4])) + (",…" if len(heads) > 4 else "")
-    return f"head{'' if len(heads) == 1 else 's'} {shown}"
+    return f"head{'' if len(heads) == 1 else 's'} {_numbers(heads)}"
 
 
 def _glyph(value: float, low: float, high: float, scale: str) -> str:

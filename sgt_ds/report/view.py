@@ -20,6 +20,18 @@ class LayerView:
 
 
 @dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank as its exporter tells it. `step` None: it does not answer."""
+
+    rank: int
+    step: int | None = None
+    quiet_seconds: float | None = None
+    """Since its newest update."""
+    update_seconds: float | None = None
+    """Mean duration of an update since its process began."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """A run at one moment. None and NaN stand for what is not known."""
 
@@ -43,6 +55,10 @@ class RunView:
     layers: Sequence[LayerView]
     cells_mean: str
     """What a layer's cells are: `steps 0 to 250`, `heads`."""
+    known_ranks: int = 0
+    """How many ranks the run has; 0 where nobody says."""
+    ranks: Sequence[RankView] = ()
+    """Those that were asked."""
 
     @property
     def seconds_left(self) -> float | None:

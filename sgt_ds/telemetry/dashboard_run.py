@@ -2,58 +2,55 @@
 
 from __future__ import annotations
 
-from sgt_ds.telemetry.grafana import Dashboard, Panel, Query, Row, lines, stat
-
-_RUN = 'run=~"$run"'
-_RANKS = 'run=~"$run", host=~"$host", rank=~"$rank"'
-_STEP = f"max by (run) (sgt_rank_step{{{_RUN}}})"
-_STEPS = f"max by (run) (sgt_run_steps{{{_RUN}}})"
-_MEAN_STEP = f"run:sgt_step_duration_seconds:mean{{{_RUN}}}"
-
-
-def _age(metric: str) -> str:
-    return f"time() - max by (run) ({metric}{{{_RUN}}})"
+from sgt_ds.telemetry.dashboard_queries import (
+    GROWTH_EVENTS,
+    PHASE,
+    RANKS,
+    RUN,
+    RUN_HOST_RANK,
+    STEP,
+    STEPS,
+    age,
+    in_order,
+    time_left,
+)
+from sgt_ds.telemetry.grafana import Dashboard, Query, Row
+from sgt_ds.telemetry.grafana_panels import lines, many_lines, stat, states
 
 
 def _quantile(quantile: float) -> str:
-    rate = f"rate(sgt_step_duration_seconds_bucket{{{_RANKS}}}[5m])"
+    rate = f"rate(sgt_step_duration_seconds_bucket{{{RANKS}}}[5m])"
     return f"histogram_quantile({quantile}, sum by (run, le) ({rate}))"
 
 
 _NOW = Row(
     "Now",
     (
-        stat(
-            "Phase",
-            "none",
-            "Growth phase of now.",
-            Query(f"sgt_growth_phase{{{_RUN}}} == 1", "{{phase}}", newest=True),
-            text_mode="name",
-        ),
-        stat("Step", "locale", "Applied optimizer updates.", Query(_STEP, "{{run}}", newest=True)),
+        PHASE,
+        stat("Step", "locale", "Applied optimizer updates.", Query(STEP, "{{run}}", newest=True)),
         stat(
             "Progress",
             "percentunit",
             "Applied updates as a share of those configured.",
-            Query(f"{_STEP} / {_STEPS}", "{{run}}", newest=True),
+            Query(f"{STEP} / {STEPS}", "{{run}}", newest=True),
         ),
         stat(
             "Time left",
             "s",
             "Remaining updates, at the mean duration of an update since the process began.",
-            Query(f"({_STEPS} - {_STEP}) * on (run) {_MEAN_STEP}", "{{run}}", newest=True),
+            Query(time_left(RUN), "{{run}}", newest=True),
         ),
         stat(
             "Since the last update",
             "s",
             "Grows while the run hangs.",
-            Query(_age("sgt_rank_last_step_timestamp_seconds"), "{{run}}", newest=True),
+            Query(age("sgt_rank_last_step_timestamp_seconds"), "{{run}}", newest=True),
         ),
         stat(
             "Checkpoint age",
             "s",
             "Since the newest complete checkpoint.",
-            Query(_age("sgt_checkpoint_last_success_timestamp_seconds"), "{{run}}", newest=True),
+            Query(age("sgt_checkpoint_last_success_timestamp_seconds"), "{{run}}", newest=True),
         ),
     ),
 )
@@ -65,21 +62,21 @@ _LEARNING = Row(
             "Loss",
             "none",
             "Cross-entropy in nats per token.",
-            Query(f"sgt_loss{{{_RUN}}}", "training"),
-            Query(f"sgt_validation_loss{{{_RUN}}}", "validation"),
+            Query(f"sgt_loss{{{RUN}}}", "training"),
+            Query(f"sgt_validation_loss{{{RUN}}}", "validation"),
             dashed="^validation",
         ),
         lines(
             "Learning rate",
             "sci",
             "Of the newest logged update.",
-            Query(f"sgt_learning_rate{{{_RUN}}}", "learning rate"),
+            Query(f"sgt_learning_rate{{{RUN}}}", "learning rate"),
         ),
         lines(
             "Gradient norm",
             "none",
             "Global L2 norm before clipping, logarithmic.",
-            Query(f"sgt_gradient_norm{{{_RUN}}}", "gradient norm"),
+            Query(f"sgt_gradient_norm{{{RUN}}}", "gradient norm"),
             log_scale=True,
         ),
     ),
@@ -88,65 +85,21 @@ _LEARNING = Row(
 _GROWTH = Row(
     "Growth",
     (
-        Panel(
-            title="Entropy by layer",
-            kind="status-history",
-            unit="percentunit",
-            description="Heat map over time: normalized attention entropy, mean over the heads of "
-            "a layer. High: the layer still attends to everything.",
-            queries=[Query(f"sgt_layer_entropy_ratio{{{_RUN}}}", "layer {{layer}}")],
-            width=12,
-            height=10,
-            options={"showValue": "never", "rowHeight": 0.95, "legend": {"showLegend": False}},
-            # Blue to yellow to red: no step rests on red against green.
-            defaults={"min": 0, "max": 1, "color": {"mode": "continuous-BlYlRd"}},
-            most_points=120,  # a status history refuses more columns than it has pixels for
+        states(
+            "Loop depth by layer",
+            "How many times a layer is re-applied; 0 where it does not loop.",
+            Query(
+                f"max by (layer) ({in_order('layer', 'sgt_loop_depth', RUN)})", "layer {{layer}}"
+            ),
+            show_value="auto",
+            most=None,
+            height=8,
         ),
-        Panel(
-            title="Loop depth by layer",
-            kind="state-timeline",
-            unit="none",
-            description="How many times a layer is re-applied; 0 where it does not loop.",
-            queries=[Query(f"sgt_loop_depth{{{_RUN}}}", "layer {{layer}}")],
-            width=12,
-            height=10,
-            options={"showValue": "auto", "mergeValues": True, "rowHeight": 0.9},
-            defaults={"min": 0, "color": {"mode": "continuous-blues"}},
-            most_points=300,
-        ),
-        Panel(
-            title="Phase over time",
-            kind="state-timeline",
-            unit="none",
-            description="1 while the run is in the phase: warmup, growing, fixed.",
-            queries=[Query(f"sgt_growth_phase{{{_RUN}}}", "{{phase}}")],
-            width=12,
-            height=7,
-            options={"showValue": "never", "mergeValues": True, "rowHeight": 0.9},
-            defaults={"min": 0, "max": 1, "color": {"mode": "continuous-blues"}},
-            most_points=300,
-        ),
-        lines(
-            "Growth decisions",
-            "none",
-            "Decisions so far by kind; stall is a due window that changed nothing.",
-            Query(f"sgt_growth_events_total{{{_RUN}}}", "{{kind}}"),
-            width=12,
-        ),
-        lines(
-            "Stalls by reason",
-            "none",
-            "Due windows so far that changed nothing, by what held growth up.",
-            Query(f"sgt_growth_stalls_total{{{_RUN}}}", "{{reason}}"),
-            width=12,
-        ),
-        lines(
-            "Margin of the newest decision",
-            "none",
-            "Standard errors between the last layer (head) taken and the first left out; below 2 "
-            "another batch could have led to another choice.",
-            Query(f"sgt_growth_margin_standard_errors{{{_RUN}}}", "{{kind}}"),
-            width=12,
+        states(
+            "Phase over time",
+            "1 while the run is in the phase: warmup, growing, fixed.",
+            Query(f"sgt_growth_phase{{{RUN}}}", "{{phase}}"),
+            height=8,
         ),
     ),
 )
@@ -158,28 +111,44 @@ _COST = Row(
             "FLOPs overhead, cumulative",
             "percentunit",
             "FLOPs spent beyond vanilla as a share of vanilla; the plan beside it where known.",
-            Query(f"sgt_flops_overhead_ratio{{{_RUN}}}", "measured"),
-            Query(f"sgt_flops_overhead_plan_ratio{{{_RUN}}}", "plan"),
+            Query(f"sgt_flops_overhead_ratio{{{RUN}}}", "measured"),
+            Query(f"sgt_flops_overhead_plan_ratio{{{RUN}}}", "plan"),
             dashed="^plan",
+        ),
+        lines(
+            "FLOPs overhead, now",
+            "percentunit",
+            "The same of the last five minutes alone: what the loops of now cost.",
+            Query(f"run:sgt_flops_overhead_ratio:rate5m{{{RUN}}}", "last 5 minutes"),
+        ),
+        lines(
+            "Ahead of the plan",
+            "percentunit",
+            "Measured overhead less the planned one; above 0 the run costs more than planned, below "
+            "it growth came later than it could.",
+            Query(
+                f"sgt_flops_overhead_ratio{{{RUN}}} - sgt_flops_overhead_plan_ratio{{{RUN}}}",
+                "measured − plan",
+            ),
         ),
         lines(
             "FLOPs per token",
             "sci",
             "Forward and backward, with the loops of now.",
-            Query(f"sgt_flops_per_token{{{_RUN}}}", "FLOPs per token"),
+            Query(f"sgt_flops_per_token{{{RUN}}}", "FLOPs per token"),
         ),
         lines(
             "Model FLOPs utilisation",
             "percentunit",
             "Share of the GPUs' dense bf16 peak; absent where the peak is unknown.",
-            Query(f"sgt_mfu_ratio{{{_RUN}}}", "utilisation"),
+            Query(f"sgt_mfu_ratio{{{RUN}}}", "utilisation"),
         ),
         lines(
             "Throughput",
             "suffix: tokens/s",
             "Tokens per second of all ranks together.",
-            Query(f"sgt_tokens_per_second{{{_RUN}}}", "logged"),
-            Query(f"run:sgt_tokens_per_second:avg5m{{{_RUN}}}", "mean of 5 minutes"),
+            Query(f"sgt_tokens_per_second{{{RUN}}}", "logged"),
+            Query(f"run:sgt_tokens_per_second:avg5m{{{RUN}}}", "mean of 5 minutes"),
             dashed="^mean",
         ),
         lines(
@@ -194,7 +163,7 @@ _COST = Row(
             "Skipped updates",
             "none",
             "Updates skipped so far because gradients were not finite.",
-            Query(f"sgt_skipped_steps_total{{{_RUN}}}", "skipped"),
+            Query(f"sgt_skipped_steps_total{{{RUN}}}", "skipped"),
         ),
     ),
 )
@@ -202,23 +171,19 @@ _COST = Row(
 _RANK_ROW = Row(
     "Ranks",
     (
-        lines(
+        many_lines(
             "Step of each rank",
             "none",
             "Ranks are scraped at different moments: lines that run side by side are well.",
-            Query(f"sgt_rank_step{{{_RANKS}}}", "rank {{rank}} on {{host}}"),
+            Query(f"sgt_rank_step{{{RANKS}}}", "rank {{rank}} on {{host}}"),
+            width=12,
         ),
-        lines(
+        many_lines(
             "Waiting for data",
             "percentunit",
             "Share of the time that a rank waits for data.",
-            Query(f"rank:sgt_data_wait_seconds:rate5m{{{_RANKS}}}", "rank {{rank}} on {{host}}"),
-        ),
-        lines(
-            "Host memory of each rank",
-            "bytes",
-            "Resident memory of the training process.",
-            Query(f"process_resident_memory_bytes{{{_RANKS}}}", "rank {{rank}} on {{host}}"),
+            Query(f"rank:sgt_data_wait_seconds:rate5m{{{RANKS}}}", "rank {{rank}} on {{host}}"),
+            width=12,
         ),
     ),
 )
@@ -227,12 +192,7 @@ RUN_DASHBOARD = Dashboard(
     uid="sgt-run",
     title="SGT run",
     description="One training run: how it learns, how it grows, what that costs.",
-    rows=(_NOW, _LEARNING, _GROWTH, _COST, _RANK_ROW),
-    variables=(
-        # Not from sgt_run_info: it brings the run's own name, all else carries the target's.
-        ("run", "label_values(sgt_rank_step, run)"),
-        ("host", 'label_values(up{run=~"$run"}, host)'),
-        ("rank", 'label_values(up{run=~"$run", host=~"$host"}, rank)'),
-    ),
-    annotations=(("Growth", f'changes(sgt_growth_events_total{{{_RUN}, kind!="stall"}}[1m]) > 0'),),
+    rows=(_NOW, _LEARNING, _COST, _GROWTH, _RANK_ROW),
+    variables=RUN_HOST_RANK,
+    annotations=(GROWTH_EVENTS,),
 )

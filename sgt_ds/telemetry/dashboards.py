@@ -9,10 +9,18 @@ import sys
 from pathlib import Path
 
 from sgt_ds.files import write_text_atomically
+from sgt_ds.telemetry.dashboard_cluster import CLUSTER_DASHBOARD
+from sgt_ds.telemetry.dashboard_fleet import FLEET_DASHBOARD
+from sgt_ds.telemetry.dashboard_growth import GROWTH_DASHBOARD
 from sgt_ds.telemetry.dashboard_run import RUN_DASHBOARD
 from sgt_ds.telemetry.grafana import Dashboard, as_text
 
-DASHBOARDS: tuple[Dashboard, ...] = (RUN_DASHBOARD,)
+DASHBOARDS: tuple[Dashboard, ...] = (
+    FLEET_DASHBOARD,
+    RUN_DASHBOARD,
+    GROWTH_DASHBOARD,
+    CLUSTER_DASHBOARD,
+)
 
 
 def write_dashboards(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Grafana dashboards as code: panels in, the JSON that Grafana provisions out.
 
-Panels are laid out from left to right, so none can overlap. Knows no metric.
+Panels are laid out from left to right, so none can overlap. Knows no metric and no kind of panel.
 """
 
 from __future__ import annotations
@@ -8,10 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 GRID_COLUMNS = 24
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+# To every dashboard with the tag, at the same time and for the same run.
+_LINKS = {
+    "type": "dashboards",
+    "title": "SGT",
+    "tags": ["sgt"],
+    "asDropdown": False,
+    "icon": "external link",
+    "includeVars": True,
+    "keepTime": True,
+    "targetBlank": False,
+    "tooltip": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +33,16 @@ class Query:
     expr: str
     legend: str
     newest: bool = False
+    format: Literal["time_series", "table", "heatmap"] = "time_series"
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One panel.
 
-    `unit`: a Grafana unit id. `width`: of 24 columns. `options`, `defaults` (of the fields) and
-    `overrides` are Grafana's own. `most_points`: how many points a query may ask for.
+    `unit`: a Grafana unit id. `width`: of 24 columns. `options`, `defaults` (of the fields),
+    `overrides` and `transformations` are Grafana's own. `most_points`: how many points a query may
+    ask for.
     """
 
     title: str
@@ -41,6 +55,7 @@ class Panel:
     options: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
     overrides: Sequence[dict[str, Any]] = ()
+    transformations: Sequence[dict[str, Any]] = ()
     most_points: int | None = None
 
 
@@ -79,6 +94,7 @@ class Dashboard:
             "refresh": "30s",
             "time": {"from": "now-6h", "to": "now"},
             "timezone": "browser",
+            "links": [_LINKS],
             "templating": {"list": list(_variables(self.variables))},
             "annotations": {"list": [_annotation(*pair) for pair in self.annotations]},
             "panels": list(_layout(self.rows)),
@@ -88,52 +104,6 @@ class Dashboard:
 def as_text(dashboard: Dashboard) -> str:
     """The text of a dashboard's file."""
     return json.dumps(dashboard.as_json(), indent=2, ensure_ascii=False) + "\n"
-
-
-def stat(
-    title: str, unit: str, description: str, query: Query, *, text_mode: str = "value"
-) -> Panel:
-    """A panel of one number, or of the name of its series."""
-    options = {
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-        "colorMode": "none",
-        "graphMode": "none",
-        "textMode": text_mode,
-    }
-    return Panel(title, "stat", unit, description, [query], 4, 4, options)
-
-
-def lines(
-    title: str,
-    unit: str,
-    description: str,
-    *queries: Query,
-    width: int = 8,
-    log_scale: bool = False,
-    dashed: str | None = None,
-) -> Panel:
-    """A panel of lines over time. `dashed`: regular expression of the names drawn dashed."""
-    options = {
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
-        "tooltip": {"mode": "multi", "sort": "desc"},
-    }
-    scale = {"type": "log", "log": 10} if log_scale else {"type": "linear"}
-    custom = {"lineWidth": 1, "fillOpacity": 0, "showPoints": "auto", "scaleDistribution": scale}
-    overrides = [] if dashed is None else [_dashes(dashed)]
-    defaults = {"custom": custom}
-    return Panel(
-        title, "timeseries", unit, description, queries, width, 8, options, defaults, overrides
-    )
-
-
-def _dashes(pattern: str) -> dict[str, Any]:
-    return {
-        "matcher": {"id": "byRegexp", "options": f"/{pattern}/"},
-        "properties": [
-            {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}},
-            {"id": "custom.lineWidth", "value": 2},
-        ],
-    }
 
 
 def _layout(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -179,12 +149,15 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
                 "datasource": DATASOURCE,
                 "expr": query.expr,
                 "legendFormat": query.legend,
+                "format": query.format,
                 "instant": query.newest,
                 "range": not query.newest,
             }
             for position, query in enumerate(panel.queries)
         ],
     }
+    if panel.transformations:
+        document["transformations"] = list(panel.transformations)
     if panel.most_points is not None:
         document["maxDataPoints"] = panel.most_points
     return document
@@ -206,7 +179,6 @@ def _variables(variables: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]
             "type": "query",
             "datasource": DATASOURCE,
             "query": {"query": query, "refId": name},
-            "definition": query,
             "refresh": 2,
             "sort": 3,
             "multi": many,
@@ -221,8 +193,7 @@ def _annotation(name: str, expr: str) -> dict[str, Any]:
         "datasource": DATASOURCE,
         "enable": True,
         "iconColor": "blue",
-        "expr": expr,
-        "step": "15s",
+        "target": {"refId": "annotation", "expr": expr, "interval": "15s"},
         "titleFormat": name,
         "textFormat": "{{kind}}",
     }

@@ -1,0 +1,251 @@
+"""The dashboard of the machines: which rank is late, what it does with its time, memory, power."""
+
+from __future__ import annotations
+
+from sgt_ds.telemetry.dashboard_queries import RANKS, RUN, RUN_HOST_RANK
+from sgt_ds.telemetry.grafana import Dashboard, Query, Row
+from sgt_ds.telemetry.grafana_panels import buckets_over_time, lines, many_lines, stat
+from sgt_ds.telemetry.metric import STEP_PARTS
+
+_RANK = "rank {{rank}} on {{host}}"
+_HOST = 'run=~"$run", host=~"$host"'
+
+
+def _mean_update(by: str) -> str:
+    """Seconds of an update over five minutes, by some labels."""
+    seconds = f"rate(sgt_step_duration_seconds_sum{{{RANKS}}}[5m])"
+    count = f"rate(sgt_step_duration_seconds_count{{{RANKS}}}[5m])"
+    return f"sum by ({by}) ({seconds}) / (sum by ({by}) ({count}) > 0)"
+
+
+_BY_RANK = _mean_update("run, host, rank")
+
+_NOW = Row(
+    "Now",
+    (
+        stat(
+            "Ranks that answer",
+            "none",
+            "Exporters that the newest scrape reached.",
+            Query(f"sum(up{{{RANKS}}})", "ranks", newest=True),
+        ),
+        stat(
+            "Ranks that do not",
+            "none",
+            "Exporters that it did not reach: dead, or cut off from Prometheus.",
+            Query(f"count(up{{{RANKS}}} == 0) or vector(0)", "ranks", newest=True),
+        ),
+        stat(
+            "Spread of steps",
+            "none",
+            "Highest minus lowest step. Ranks wait for each other: above 1 means that one hangs or "
+            "was scraped earlier.",
+            Query(
+                f"max(sgt_rank_step{{{RANKS}}}) - min(sgt_rank_step{{{RANKS}}})", "", newest=True
+            ),
+        ),
+        stat(
+            "Slowest rank",
+            "none",
+            "The rank whose updates took longest over five minutes.",
+            Query(f"topk(1, {_BY_RANK})", _RANK, newest=True),
+            text_mode="name",
+        ),
+        stat(
+            "Slower than the mean by",
+            "percentunit",
+            "The slowest rank's update against the mean of all.",
+            Query(f"run:sgt_step_duration_seconds:imbalance_ratio{{{RUN}}}", "", newest=True),
+        ),
+        stat(
+            "Power",
+            "watt",
+            "All GPUs together, by NVML; empty where there is none.",
+            Query(f"run:sgt_gpu_power_watts:sum{{{RUN}}}", "", newest=True),
+        ),
+    ),
+)
+
+_STEPS = Row(
+    "Duration of an update",
+    (
+        buckets_over_time(
+            "Updates by duration",
+            "s",
+            "How many updates of the chosen ranks took how long, in each interval.",
+            f"sum by (le) (increase(sgt_step_duration_seconds_bucket{{{RANKS}}}[$__rate_interval]))",
+        ),
+        lines(
+            "Spread over the ranks",
+            "s",
+            "Mean duration of an update, of the quickest, the middle and the slowest rank.",
+            *(
+                Query(f"quantile({share}, {_BY_RANK})", name)
+                for share, name in ((0, "quickest"), (0.5, "middle"), (1, "slowest"))
+            ),
+            width=12,
+        ),
+        many_lines(
+            "Slowest ranks",
+            "s",
+            "The five ranks whose updates took longest over five minutes.",
+            Query(f"topk(5, {_BY_RANK})", _RANK),
+            width=12,
+        ),
+        many_lines(
+            "Since the last update",
+            "s",
+            "A line that rises on its own is a rank that hangs.",
+            Query(f"time() - sgt_rank_last_step_timestamp_seconds{{{RANKS}}}", _RANK),
+            width=12,
+        ),
+    ),
+)
+
+_PARTS = Row(
+    "Where the time goes",
+    (
+        lines(
+            "Parts of an update",
+            "percentunit",
+            "Share of the time that ranks spend in each part, mean over the chosen ranks.",
+            Query(f"avg by (part) (rank:sgt_step_part_seconds:rate5m{{{RANKS}}})", "{{part}}"),
+            width=12,
+            names=STEP_PARTS,
+            stacked=True,
+        ),
+        many_lines(
+            "Waiting for data",
+            "percentunit",
+            "Share of the time that a rank waits for data.",
+            Query(f"rank:sgt_data_wait_seconds:rate5m{{{RANKS}}}", _RANK),
+            width=12,
+        ),
+        many_lines(
+            "Reducing gradients",
+            "percentunit",
+            "Share of the time in collectives of gradients. The rank that waits least is the one "
+            "that the others wait for.",
+            Query(f'rank:sgt_step_part_seconds:rate5m{{{RANKS}, part="reduce"}}', _RANK),
+            width=12,
+        ),
+        many_lines(
+            "Growth's collectives",
+            "percentunit",
+            "Share of the time in the growth controller's collectives.",
+            Query(f"rate(sgt_growth_collective_seconds_total{{{RANKS}}}[5m])", _RANK),
+            width=12,
+        ),
+    ),
+)
+
+_MEMORY = Row(
+    "Memory",
+    (
+        many_lines(
+            "GPU memory in use",
+            "percentunit",
+            "What tensors hold, as a share of the device's memory.",
+            Query(
+                f"sgt_gpu_memory_allocated_bytes{{{RANKS}}} / sgt_gpu_memory_size_bytes{{{RANKS}}}",
+                _RANK,
+            ),
+        ),
+        many_lines(
+            "GPU memory kept by the allocator",
+            "bytes",
+            "Far above what tensors hold: memory is fragmented.",
+            Query(f"sgt_gpu_memory_reserved_bytes{{{RANKS}}}", _RANK),
+        ),
+        many_lines(
+            "Peak of GPU memory",
+            "bytes",
+            "The most that tensors have held since the process began.",
+            Query(f"sgt_gpu_memory_peak_bytes{{{RANKS}}}", _RANK),
+        ),
+        many_lines(
+            "Host memory in use",
+            "percentunit",
+            "Share of each host's memory that processes can't get without swapping.",
+            Query(
+                f"1 - sgt_host_memory_available_bytes{{{_HOST}}} "
+                f"/ sgt_host_memory_size_bytes{{{_HOST}}}",
+                "{{host}}",
+            ),
+            width=12,
+        ),
+        many_lines(
+            "Memory of each rank's process",
+            "bytes",
+            "Resident memory on the host.",
+            Query(f"process_resident_memory_bytes{{{RANKS}}}", _RANK),
+            width=12,
+        ),
+    ),
+)
+
+_POWER = Row(
+    "GPUs",
+    (
+        many_lines(
+            "Utilisation",
+            "percentunit",
+            "Share of the time in which some kernel ran, by NVML.",
+            Query(f"sgt_gpu_utilization_ratio{{{RANKS}}}", _RANK),
+        ),
+        many_lines(
+            "Power of each GPU",
+            "watt",
+            "By NVML. One that draws less than the others is throttled, or waits.",
+            Query(f"sgt_gpu_power_watts{{{RANKS}}}", _RANK),
+        ),
+        lines(
+            "Energy of a token",
+            "joule",
+            "Energy of all GPUs over five minutes, by the tokens trained in them.",
+            Query(
+                f"sum by (run) (rate(sgt_gpu_energy_joules_total{{{RUN}}}[5m])) "
+                f"/ on (run) max by (run) (rate(sgt_tokens_total{{{RUN}}}[5m]))",
+                "energy",
+            ),
+        ),
+    ),
+)
+
+_HOSTS = Row(
+    "Hosts",
+    (
+        many_lines(
+            "Network, received",
+            "binBps",
+            "By all interfaces of a host but loopback; traffic by RDMA is not seen.",
+            Query(f"rate(sgt_host_network_receive_bytes_total{{{_HOST}}}[5m])", "{{host}}"),
+        ),
+        many_lines(
+            "Network, sent",
+            "binBps",
+            "By all interfaces of a host but loopback; traffic by RDMA is not seen.",
+            Query(f"rate(sgt_host_network_transmit_bytes_total{{{_HOST}}}[5m])", "{{host}}"),
+        ),
+        lines(
+            "Free disk under the run",
+            "bytes",
+            "On the file system of the run directory.",
+            Query(f"sgt_run_disk_free_bytes{{{RUN}}}", "free"),
+        ),
+        lines(
+            "Failures of telemetry",
+            "none",
+            "Publications and scrapes that failed so far, of the chosen ranks; training went on.",
+            Query(f"sum(sgt_telemetry_failures_total{{{RANKS}}})", "failures"),
+        ),
+    ),
+)
+
+CLUSTER_DASHBOARD = Dashboard(
+    uid="sgt-cluster",
+    title="SGT cluster",
+    description="The ranks and hosts of one run: which is late, and why.",
+    rows=(_NOW, _STEPS, _PARTS, _MEMORY, _POWER, _HOSTS),
+    variables=RUN_HOST_RANK,
+)

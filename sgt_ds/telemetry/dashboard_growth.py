@@ -1,0 +1,193 @@
+"""The dashboard of growth: entropies, loops, and the decisions that lead from one to the other."""
+
+from __future__ import annotations
+
+from sgt_ds.telemetry.dashboard_queries import GROWTH_EVENTS, PHASE, RUN, RUN_HOST_RANK, in_order
+from sgt_ds.telemetry.grafana import Dashboard, Query, Row
+from sgt_ds.telemetry.grafana_panels import (
+    heat_over_time,
+    lines,
+    many_lines,
+    matrix,
+    stat,
+    states,
+)
+from sgt_ds.telemetry.metric import MARGIN_KINDS, RULES, STALL_REASONS
+
+
+def _by_layer(metric: str) -> str:
+    return f"max by (layer) ({in_order('layer', metric, RUN)})"
+
+
+def _by_head(metric: str) -> str:
+    return (
+        f"max by (layer, head) (label_replace({in_order('layer', metric, RUN)}, "
+        '"head", "0$1", "head", "(.)"))'
+    )
+
+
+_NOW = Row(
+    "Now",
+    (
+        PHASE,
+        stat(
+            "Looping layers",
+            "none",
+            "Layers that are re-applied.",
+            Query(f"count(sgt_loop_depth{{{RUN}}} > 0) or vector(0)", "layers", newest=True),
+        ),
+        stat(
+            "Deepest loop",
+            "none",
+            "The highest number of times that a layer is re-applied.",
+            Query(f"max(sgt_loop_depth{{{RUN}}})", "depth", newest=True),
+        ),
+        stat(
+            "Changes",
+            "none",
+            "Decisions so far that changed a loop or froze growth.",
+            Query(f'sum(sgt_growth_events_total{{{RUN}, kind!="stall"}})', "changes", newest=True),
+        ),
+        stat(
+            "Stalls",
+            "none",
+            "Due windows so far that changed nothing.",
+            Query(f'sum(sgt_growth_events_total{{{RUN}, kind="stall"}})', "stalls", newest=True),
+        ),
+        stat(
+            "Newest decision",
+            "none",
+            "Whether its margin stands out from noise: within it another batch could have led to "
+            "another choice.",
+            Query(f"max(sgt_growth_within_noise{{{RUN}}})", "margin", newest=True),
+            words={0: "clear", 1: "within noise"},
+        ),
+    ),
+)
+
+_ENTROPY = Row(
+    "Entropy",
+    (
+        heat_over_time(
+            "Entropy by layer",
+            "percentunit",
+            "Layer × time: normalized attention entropy, mean over the heads of a layer. Dark: the "
+            "layer still attends to everything.",
+            Query(_by_layer("sgt_layer_entropy_ratio"), "layer {{layer}}"),
+        ),
+        matrix(
+            "Entropy by head, now",
+            "percentunit",
+            "Layer × head, newest moving average: what growth chooses heads from.",
+            _by_head("sgt_head_entropy_ratio"),
+            row="layer",
+            column="head",
+        ),
+        heat_over_time(
+            "Differences between heads",
+            "sci",
+            "Layer × time: variance of the entropies of a layer's heads. It rises as heads take "
+            "different roles.",
+            Query(_by_layer("sgt_layer_entropy_variance"), "layer {{layer}}"),
+            most=None,
+        ),
+        many_lines(
+            "Entropy of each layer",
+            "percentunit",
+            "The first heat map as lines, for values that lie close together.",
+            Query(_by_layer("sgt_layer_entropy_ratio"), "layer {{layer}}"),
+            width=12,
+        ),
+    ),
+)
+
+_LOOPS = Row(
+    "Loops",
+    (
+        states(
+            "Loop depth by layer",
+            "How many times a layer is re-applied; 0 where it does not loop.",
+            Query(_by_layer("sgt_loop_depth"), "layer {{layer}}"),
+            show_value="auto",
+            most=None,
+        ),
+        states(
+            "Looped heads over time",
+            "A row for each head that loops or has looped; heads that fade out end here.",
+            Query(_by_head("sgt_looped_head"), "layer {{layer}} head {{head}}"),
+        ),
+        matrix(
+            "Looped heads, now",
+            "none",
+            "Layer × head: how many times a head is re-applied; empty where it is not.",
+            f"{_by_head('sgt_looped_head')} * on (layer) group_left () "
+            f"{_by_layer('sgt_loop_depth')}",
+            row="layer",
+            column="head",
+            most=None,
+            depth=True,
+        ),
+        states(
+            "Phase over time",
+            "1 while the run is in the phase: warmup, growing, fixed.",
+            Query(f"sgt_growth_phase{{{RUN}}}", "{{phase}}"),
+        ),
+    ),
+)
+
+_DECISIONS = Row(
+    "Decisions",
+    (
+        lines(
+            "Growth decisions",
+            "none",
+            "Decisions so far by kind; stall is a due window that changed nothing.",
+            Query(f"sgt_growth_events_total{{{RUN}}}", "{{kind}}"),
+            width=12,
+            names=RULES,
+        ),
+        lines(
+            "Stalls by reason",
+            "none",
+            "Due windows so far that changed nothing, by what held growth up.",
+            Query(f"sgt_growth_stalls_total{{{RUN}}}", "{{reason}}"),
+            width=12,
+            names=STALL_REASONS,
+        ),
+        lines(
+            "Margin of the newest decision",
+            "none",
+            "Standard errors between the last layer (head) taken and the first left out; below 2 "
+            "another batch could have led to another choice.",
+            Query(f"sgt_growth_margin_standard_errors{{{RUN}}}", "{{kind}}"),
+            width=12,
+            names=MARGIN_KINDS,
+        ),
+        lines(
+            "How well entropies are known",
+            "percentunit",
+            "Largest standard error of a layer's entropy, and how far apart the layers stand: a "
+            "choice means something where the second is many times the first.",
+            Query(f"max by (run) (sgt_layer_entropy_stderr_ratio{{{RUN}}})", "standard error"),
+            Query(f"run:sgt_layer_entropy_ratio:spread{{{RUN}}}", "between layers"),
+            width=12,
+            log_scale=True,
+        ),
+        lines(
+            "Entropies not finite",
+            "none",
+            "Measured updates so far in which some head's entropy was NaN or infinite.",
+            Query(f"sgt_entropy_not_finite_total{{{RUN}}}", "updates"),
+            width=12,
+        ),
+    ),
+)
+
+GROWTH_DASHBOARD = Dashboard(
+    uid="sgt-growth",
+    title="SGT growth",
+    description="How one run grows: entropies, loops, decisions.",
+    rows=(_NOW, _ENTROPY, _LOOPS, _DECISIONS),
+    variables=RUN_HOST_RANK,
+    annotations=(GROWTH_EVENTS,),
+)
