@@ -7,6 +7,7 @@ from sgt_ds.config.deepspeed import (
     read_deepspeed_json,
     resolve_deepspeed,
 )
+from sgt_ds.config.evaluation import EvaluationConfig, TaskSource, TextSource
 from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import (
     config_differences,
@@ -39,6 +40,7 @@ __all__ = [
     "DataSource",
     "Direction",
     "Entry",
+    "EvaluationConfig",
     "FromJournal",
     "GrowthConfig",
     "ModelConfig",
@@ -46,7 +48,9 @@ __all__ = [
     "Precision",
     "RunConfig",
     "RunLayout",
+    "TaskSource",
     "TelemetryConfig",
+    "TextSource",
     "TrainingConfig",
     "WandbConfig",
     "accumulation_steps",

@@ -32,6 +32,11 @@ class RunLayout:
         """Checkpoints, one directory a step."""
         return self.run_dir / "checkpoints"
 
+    @property
+    def evaluations(self) -> Path:
+        """Item results of evaluations in the loop, one file a step."""
+        return self.run_dir / "evaluations"
+
     def has_begun(self) -> bool:
         """Whether anything was trained here: a row of metrics or a checkpoint is there."""
         rows = self.metrics.exists() and self.metrics.stat().st_size > 0

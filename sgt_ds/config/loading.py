@@ -29,6 +29,7 @@ NOT_IDENTITY = frozenset(
         "deepspeed",
         "telemetry",
         "checkpoint",
+        "evaluation",
         "training.micro_batch_size",
         "training.validate_every",
         "training.validation_sequences",

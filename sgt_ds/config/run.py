@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from sgt_ds.config.evaluation import EvaluationConfig
 from sgt_ds.config.model import PRESETS, ModelConfig, Section
 
 # Methods whose layers are named, not grown.
@@ -201,6 +202,8 @@ class TelemetryConfig(Section):
     """Password of that name; run.yaml and checkpoints show asterisks. Better a file."""
     password_file: Path | None = None
     """File whose first line is the password; read anew when it changes."""
+    targets_dir: Path | None = None
+    """Folder of a Prometheus' file_sd; each start writes where the ranks are to RUN.json in it."""
     tensorboard: bool = False
     """Write TensorBoard events to run_dir/tensorboard (pip install 'sgt-ds[tensorboard]')."""
     wandb: WandbConfig | None = None
@@ -237,6 +240,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     deepspeed: Path
     """DeepSpeed JSON: ZeRO stage, precision, communication."""
     run_dir: Path

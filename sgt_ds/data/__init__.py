@@ -4,6 +4,7 @@ from sgt_ds.data.bench import PrepareBench, bench_prepare
 from sgt_ds.data.loader import Loader, validation_batches
 from sgt_ds.data.loader_bench import DataBench, bench_data
 from sgt_ds.data.order import GlobalOrder
+from sgt_ds.data.manifest import NAME as SET_MANIFEST
 from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prefetch import MicroBatch
 from sgt_ds.data.preparation import Preparation, Report
@@ -20,6 +21,7 @@ from sgt_ds.data.tokenizers import Tokenizer
 from sgt_ds.data.verification import inspect, verify
 
 __all__ = [
+    "SET_MANIFEST",
     "DataBench",
     "GlobalOrder",
     "Loader",

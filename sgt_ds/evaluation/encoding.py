@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from sgt_ds.data import Tokenizer
+from sgt_ds.data import SET_MANIFEST, Tokenizer, TokenSet, open_token_set
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation.scoring import Request, request
 from sgt_ds.evaluation.sources import Questions
@@ -42,8 +42,24 @@ class TrainingEncoder:
 
     @classmethod
     def from_file(cls, path: Path) -> TrainingEncoder:
-        """Of a tokenizer file. Raises: UserError where it is none."""
+        """Of a tokenizer file, with the roles of ids that a prepared set beside it tells.
+
+        Raises: UserError where it is none.
+        """
+        if (path.parent / SET_MANIFEST).is_file():
+            return cls.of_set(open_token_set(path.parent))
         return cls(Tokenizer(path))
+
+    @classmethod
+    def of_set(cls, token_set: TokenSet) -> TrainingEncoder:
+        """The tokenizer of a prepared set."""
+        entry = token_set.manifest.tokenizer
+        return cls(Tokenizer(token_set.tokenizer_file, eos=entry.eos_id))
+
+    @property
+    def sha256(self) -> str:
+        """Of its file, in hex."""
+        return self._tokenizer.sha256
 
     @property
     def prefix(self) -> int | None:

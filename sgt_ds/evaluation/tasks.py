@@ -233,8 +233,8 @@ TASKS = {task.name: task for task in _ALL}
 _SEVERAL = {"all": tuple(TASKS), "mmlu": tuple(f"mmlu_{group}" for group in GROUPS)}
 
 
-def find_tasks(names: str) -> list[Task]:
-    """Tasks named by commas; `all`, and `mmlu` for its four groups.
+def find_tasks(names: str, *, place: str = "--tasks") -> list[Task]:
+    """Tasks named by commas; `all`, and `mmlu` for its four groups. `place`: where they stand.
 
     Raises: UserError where one is unknown or stands twice.
     """
@@ -243,10 +243,10 @@ def find_tasks(names: str) -> list[Task]:
         for one in _SEVERAL.get(name, (name,)):
             if one not in TASKS:
                 known = ", ".join([*_SEVERAL, *TASKS])
-                raise UserError("--tasks", None, f"'{one}' is unknown; known: {known}")
+                raise UserError(place, None, f"'{one}' is unknown; known: {known}")
             if TASKS[one] in found:
-                raise UserError("--tasks", None, f"'{one}' stands twice; name it once")
+                raise UserError(place, None, f"'{one}' stands twice; name it once")
             found.append(TASKS[one])
     if not found:
-        raise UserError("--tasks", None, "names no task; try --tasks arc_easy")
+        raise UserError(place, None, "names no task; try arc_easy")
     return found

@@ -260,6 +260,10 @@ class Exporter(Collector):
         """A validation loss, nats per token."""
         self._change("publish_validation", lambda now: replace(now, validation_loss=loss))
 
+    def publish_evaluation(self, scores: Mapping[str, Mapping[str, float]]) -> None:
+        """Scores of an evaluation in the loop, by task or text, then by metric."""
+        self._change("publish_evaluation", lambda now: replace(now, evaluation=scores))
+
     def finish(self, state: Literal["completed", "stopped", "failed"]) -> None:
         """The run has ended: complete, as asked, or by a failure. Serving goes on until `close`."""
         self._change("finish", lambda now: replace(now, run_state=state))

@@ -20,6 +20,15 @@ RUN_METRICS: tuple[Metric, ...] = (
         "Validation loss at the newest validation.",
     ),
     Metric(
+        "sgt_evaluation_score",
+        "gauge",
+        "1",
+        "model",
+        "Newest evaluation in the loop, by task or text: accuracies acc and acc_norm (0–1) with "
+        "acc_stderr and acc_norm_stderr, bpb and bits_per_byte, loss, perplexity.",
+        ("task", "metric"),
+    ),
+    Metric(
         "sgt_learning_rate",
         "gauge",
         "1",

@@ -144,6 +144,7 @@ def full_snapshot(
         record=record,
         run_steps=1,
         validation_loss=1.0,
+        evaluation={"arc_easy": {"acc": 0.5}},
         growth_events=dict.fromkeys(RULES, 0),
         growth_stalls=dict.fromkeys(STALL_REASONS, 0),
         growth_margin=dict.fromkeys(MARGIN_KINDS, 3.0),

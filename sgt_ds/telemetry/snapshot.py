@@ -93,6 +93,7 @@ class Snapshot:
     device_memory: DeviceMemory | None = None
     hardware: Hardware = field(default_factory=Hardware)
     validation_loss: float | None = None
+    evaluation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     growth_events: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
     growth_stalls: Mapping[str, int] = field(
         default_factory=lambda: dict.fromkeys(STALL_REASONS, 0)
@@ -183,6 +184,11 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
     values |= {
         "sgt_run_steps": _one(snapshot.run_steps),
         "sgt_validation_loss": _one(snapshot.validation_loss),
+        "sgt_evaluation_score": [
+            ((task, metric), value)
+            for task, scores in snapshot.evaluation.items()
+            for metric, value in scores.items()
+        ],
         "sgt_growth_margin_standard_errors": [
             ((kind,), value) for kind, value in snapshot.growth_margin.items() if value is not None
         ],

@@ -23,6 +23,7 @@ from sgt_ds.model import Transformer
 from sgt_ds.telemetry import peak_flops
 from sgt_ds.training.engine import Ranks, build_engine
 from sgt_ds.training.environment import note_start, reached_step
+from sgt_ds.training.evaluation import build_evaluation
 from sgt_ds.training.faults import Requests
 from sgt_ds.training.heartbeat import Heartbeat
 from sgt_ds.training.parts import StepParts
@@ -134,6 +135,9 @@ def build_trainer(
         requests=Requests(layout, heartbeat),
         heartbeat=heartbeat,
         validation=_validation(config, ranks, engine),
+        evaluation=build_evaluation(
+            config, engine.module, ranks, loader.token_sets[0], layout.evaluations
+        ),
         peak_flops=_peak_flops(ranks.device),
         planned_overhead=planned.overhead_at,
         parts=parts,

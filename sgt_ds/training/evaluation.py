@@ -1,0 +1,162 @@
+"""Tasks and texts in the loop: batches split over the ranks, the same result at any number of them.
+
+It changes nothing of training: no gradient, no random number, no compiled graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sgt_ds.config import EvaluationConfig, RunConfig
+from sgt_ds.data import TokenSet
+from sgt_ds.errors import UserError
+from sgt_ds.evaluation import (
+    METRICS,
+    Logits,
+    PerplexityProbe,
+    Suite,
+    TaskResult,
+    TrainingEncoder,
+    find_tasks,
+    load_questions,
+    streams_of,
+    write_items,
+)
+from sgt_ds.model import LoopInputs
+from sgt_ds.training.engine import Ranks
+
+Scores = dict[str, dict[str, float]]
+"""By task or text, then by metric."""
+
+
+class Evaluation:
+    """What a run is scored on, read and cut into batches once. `items_folder`: for item results."""
+
+    def __init__(
+        self,
+        model: Any,
+        ranks: Ranks,
+        suite: Suite | None,
+        probes: Mapping[str, PerplexityProbe],
+        items_folder: Path,
+    ) -> None:
+        self._model, self._ranks = model, ranks
+        self._suite, self._probes = suite, probes
+        self._items_folder = items_folder
+
+    def __call__(
+        self, step: int, loops: Mapping[int, LoopInputs], alive: Callable[[], None]
+    ) -> Scores:
+        """Scores of the weights of now; rank 0 writes the items. Collective.
+
+        `alive` is called after each batch: this may last.
+        """
+        share = slice(self._ranks.rank, None, self._ranks.world_size)
+        device, scores = self._ranks.device, Scores()
+
+        def logits(ids: Tensor, first: int) -> Tensor:
+            answer: Tensor = self._model(ids, loops=loops).logits
+            return answer[:, first:]
+
+        def whole(score: Callable[..., Tensor], answers: Logits) -> Tensor:
+            values = score(answers, device, share=share, on_batch=lambda _: alive())
+            # Each entry is some rank's and 0 elsewhere: the sum is exact, whatever its order.
+            dist.all_reduce(values, group=self._ranks.host_group)
+            return values
+
+        with _uncompiled(self._model):
+            if self._suite is not None:
+                results = self._suite.results(whole(self._suite.score, logits))
+                scores |= {result.task: _scores_of(result) for result in results}
+                if self._ranks.is_main:
+                    write_items(self._items_folder / f"step-{step:08d}.jsonl", results)
+            for name, probe in self._probes.items():
+                found = probe.result(whole(probe.score, logits))
+                scores[name] = {
+                    "loss": found.loss,
+                    "perplexity": found.perplexity,
+                    "bits_per_byte": found.bits_per_byte,
+                }
+        return scores
+
+
+def build_evaluation(
+    config: RunConfig, model: Any, ranks: Ranks, token_set: TokenSet, items_folder: Path
+) -> Evaluation | None:
+    """The run's evaluation, None where nothing is named. `token_set`: whose tokenizer trains.
+
+    Collective. Raises: UserError where a task is unknown, a file is missing, or rows are of
+    another form.
+    """
+    settings = config.evaluation
+    if not settings.tasks and not settings.perplexity:
+        return None
+    length = config.data.sequence_length
+
+    def parts() -> tuple[Suite | None, dict[str, PerplexityProbe]]:
+        encoder = TrainingEncoder.of_set(token_set)
+        return _suite(settings, encoder, length), _probes(settings, encoder, length)
+
+    def check() -> None:
+        parts()
+
+    ranks.on_main(check)  # finds what is wrong for all of them; then each reads for itself
+    return Evaluation(model, ranks, *parts(), items_folder)
+
+
+def _suite(settings: EvaluationConfig, encoder: TrainingEncoder, length: int) -> Suite | None:
+    questions = [
+        load_questions(task, settings.rule, source.path, split=source.split, limit=source.limit)
+        for source in settings.tasks
+        for task in find_tasks(source.name, place="evaluation.tasks")
+    ]
+    names = [each.task.name for each in questions]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UserError("evaluation.tasks", twice, "stands twice; name it once")
+    if not questions:
+        return None
+    return Suite(questions, encoder, positions=length, batch_tokens=settings.batch_tokens)
+
+
+def _probes(
+    settings: EvaluationConfig, encoder: TrainingEncoder, length: int
+) -> dict[str, PerplexityProbe]:
+    return {
+        source.name: PerplexityProbe(
+            streams_of(source.path, encoder, tokens=source.tokens),
+            window=length,
+            length=length,
+            batch_tokens=settings.batch_tokens,
+        )
+        for source in settings.perplexity
+    }
+
+
+def _scores_of(result: TaskResult) -> dict[str, float]:
+    found = {}
+    for metric in METRICS:
+        score = result.score(metric)
+        found[metric] = score.value
+        if len(result.items) > 1:
+            found[f"{metric}_stderr"] = score.stderr
+    return found
+
+
+@contextmanager
+def _uncompiled(model: Any) -> Iterator[None]:
+    """Blocks run as they are: each length would be a graph of its own, and crowd out training's."""
+    compiled = model.compile_blocks
+    model.compile_blocks = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.compile_blocks = compiled

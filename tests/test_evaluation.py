@@ -1,0 +1,244 @@
+"""Scores held against the model asked one choice at a time in float64, and against hand counts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import task_rows
+import torch
+import zstandard
+from task_rows import POSITIONS
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from sgt_ds.cli import main
+from sgt_ds.errors import UserError
+from sgt_ds.evaluation import (
+    TASKS,
+    ItemResult,
+    Suite,
+    compare,
+    find_tasks,
+    load_questions,
+    read_items,
+)
+from sgt_ds.evaluation.comparison import bootstrap_means, mcnemar
+from sgt_ds.inference import load_scored_model
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return task_rows.write_rows(tmp_path_factory.mktemp("rows"), task_rows.made_rows())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stock LLaMA, as a vanilla export is."""
+    return task_rows.write_model(tmp_path_factory.mktemp("models") / "llama", loops=False)
+
+
+@pytest.fixture(scope="module")
+def items_file(tmp_path_factory: pytest.TempPathFactory, folder: Path, rows: Path) -> Path:
+    """Item results of all tasks by both rules, from the command."""
+    out = tmp_path_factory.mktemp("items") / "llama.jsonl"
+    command = ["eval", "tasks", str(folder), "--tasks", "all", "--data", str(rows)]
+    assert main([*command, "--rule", "both", "--out", str(out), "--batch-tokens", "300"]) == 0
+    return out
+
+
+def alone(model: Any, context: list[int], continuation: list[int]) -> float:
+    """One choice by itself: no batch, no padding, float64."""
+    ids = torch.tensor([[*context, *continuation][-POSITIONS - 1 :]])
+    with torch.no_grad():
+        log_probabilities = model(ids[:, :-1]).logits.log_softmax(-1)
+    targets = ids[0, -len(continuation) :]
+    picked = log_probabilities[0, -len(continuation) :].gather(-1, targets[:, None])
+    return float(picked.sum())
+
+
+def test_a_batch_padding_or_a_shared_row_changes_what_a_choice_scores(
+    items_file: Path, folder: Path, rows: Path
+) -> None:
+    model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    results = {(item.task, item.rule, item.index): item for item in read_items(items_file)}
+    assert {task for task, _, _ in results} == set(TASKS)
+    differences = []
+    for rule in ("olmo", "lm_eval"):
+        for name in TASKS:
+            for index, item in enumerate(load_questions(TASKS[name], rule, str(rows)).items):  # type: ignore[arg-type]
+                found = results[name, rule, index]
+                for place, text in enumerate(item.continuations):
+                    context = tokenizer.encode(item.contexts[place])
+                    whole = tokenizer.encode(item.contexts[place] + text)
+                    joint = whole[len(context) :] if rule == "lm_eval" else tokenizer.encode(text)
+                    expected = alone(model, context, joint)
+                    differences.append(abs(found.log_likelihoods[place] - expected))
+    assert len(differences) > 700
+    assert max(differences) < 2e-4  # float32 sums of a few tens of terms against float64
+
+
+def test_prompts_part_from_what_the_rules_say(rows: Path) -> None:
+    def first(task: str, rule: Any) -> tuple[Any, dict[str, Any]]:
+        item = load_questions(TASKS[task], rule, str(rows), limit=1).items[0]
+        text = (rows / TASKS[task].folder / "validation.jsonl").read_text(encoding="utf-8")
+        return item, json.loads(text.splitlines()[0])
+
+    item, row = first("commonsense_qa", "olmo")
+    assert item.contexts[0] == f"Question: {row['question']}\nAnswer:"
+    assert item.continuations == tuple(f" {text}" for text in row["choices"]["text"])
+    item, row = first("commonsense_qa", "lm_eval")
+    assert item.contexts[0].endswith(f"\nE. {row['choices']['text'][4]}\nAnswer:")
+    assert item.continuations == (" A", " B", " C", " D", " E")
+    item, row = first("winogrande", "olmo")
+    head, tail = row["sentence"].split("_")
+    assert item.contexts == (head + row["option1"], head + row["option2"])
+    assert item.continuations == (f" {tail.strip()}",) * 2
+    item, row = first("social_iqa", "lm_eval")
+    assert item.contexts[0] == f"Q: {row['context']} {row['question']}\nA:"
+    item, row = first("hellaswag", "olmo")
+    assert "[" not in item.contexts[0] + item.continuations[0]
+    assert item.contexts[0].startswith(f"{row['activity_label']}: {row['ctx_a'].split()[0]}")
+    assert " How.  so" in item.contexts[0] or " How. so" in item.contexts[0]
+    # Anatomy counts as medicine to one harness and as science to the other.
+    assert len(load_questions(TASKS["mmlu_stem"], "lm_eval", str(rows)).items) == 10
+    assert len(load_questions(TASKS["mmlu_stem"], "olmo", str(rows)).items) == 5
+
+
+def test_normalisation_counts_other_characters(items_file: Path, rows: Path) -> None:
+    for item in read_items(items_file):
+        if item.task != "sciq":
+            continue
+        row = json.loads((rows / "sciq" / "validation.jsonl").read_text().splitlines()[item.index])
+        names = ("distractor1", "distractor2", "distractor3", "correct_answer")
+        each = [v / len(row[n]) for v, n in zip(item.log_likelihoods, names, strict=True)]
+        assert item.choice("acc_norm") == each.index(max(each))
+        assert item.choice("acc") == item.log_likelihoods.index(max(item.log_likelihoods))
+        size = len(row["correct_answer"].encode())
+        assert item.score("bpb") == pytest.approx(-item.log_likelihoods[3] / size / math.log(2))
+
+
+def test_a_share_of_the_work_gives_other_numbers_than_the_whole(folder: Path, rows: Path) -> None:
+    model = load_scored_model(folder, device="cpu")
+    questions = [load_questions(task, "olmo", str(rows)) for task in find_tasks("sciq,mmlu")]
+    suite = Suite(questions, model.encoder, positions=POSITIONS, batch_tokens=200)
+    whole = suite.score(model.logits, model.device)
+    for world_size in (2, 3):
+        shares = [
+            suite.score(model.logits, model.device, share=slice(rank, None, world_size))
+            for rank in range(world_size)
+        ]
+        assert all(int((share != 0).sum()) > 0 for share in shares)
+        assert torch.equal(sum(shares), whole)  # type: ignore[arg-type]
+
+
+def test_rows_from_packed_files_or_through_datasets_differ(tmp_path: Path, rows: Path) -> None:
+    content = (rows / "arc_easy" / "validation.jsonl").read_bytes()
+    task = TASKS["arc_easy"]
+    plain = load_questions(task, "olmo", str(rows)).items
+    (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "validation.jsonl.zst").write_bytes(zstandard.compress(content))
+    assert load_questions(task, "olmo", str(tmp_path)).items == plain
+    assert load_questions(task, "olmo", str(tmp_path), split="test").items == plain
+    url = f"file://{rows}"
+    assert load_questions(task, "olmo", url).items == plain
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    datasets.config.HF_DATASETS_CACHE = str(tmp_path / "cache")
+    hub = f"datasets:{rows / 'arc_easy'}"
+    assert load_questions(task, "olmo", hub).items == plain
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"question": "Who?"}', "line 2: has no 'choices' that arc_easy knows"),
+        ('{"question": "Who?", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "B"}', "B"),
+        ("[1, 2]", "line 2: is no JSON object"),
+        ("{", "line 2: is not JSON"),
+    ],
+)
+def test_a_row_of_another_form_ends_in_a_traceback(
+    tmp_path: Path, rows: Path, line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = (rows / "arc_easy" / "validation.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    (tmp_path / "validation.jsonl").write_text(f"{good}\n{line}\n", encoding="utf-8")
+    command = ["eval", "tasks", str(tmp_path), "--data", str(tmp_path)]
+    assert main([*command, "--tasks", "arc_easy"]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+    assert main([*command, "--tasks", "arc_hard"]) == 2
+    assert "'arc_hard' is unknown" in capsys.readouterr().err
+    assert main([*command, "--tasks", "sciq"]) == 2
+
+
+def item(index: int, right: bool, bits: float = 1.0) -> ItemResult:
+    values = (-bits * math.log(2), -bits * math.log(2) - (1 if right else -1))
+    return ItemResult("sciq", "olmo", index, str(index), "x", 0, values, (1, 1), 1)
+
+
+def test_the_paired_comparison_miscounts(tmp_path: Path) -> None:
+    random.seed(3)
+    first = [item(index, random.random() < 0.5) for index in range(400)]
+    second = [item(index, random.random() < 0.6) for index in range(400)]
+    a, b = (np.array([each.score("acc") for each in side]) for side in (first, second))
+    rows = compare((tmp_path / "a", first), (tmp_path / "b", second), metric="acc")
+    (row,) = rows
+    assert (row.first, row.second) == (a.mean(), b.mean())
+    assert row.only_first == int(((a == 1) & (b == 0)).sum())
+    # The bootstrap's interval is near the normal one at this size.
+    half = 1.96 * (b - a).std() / 20
+    assert abs(row.low - (row.difference - half)) < 0.01
+    assert abs(row.high - (row.difference + half)) < 0.01
+    # Fewer items, or other ones, are no pairs.
+    with pytest.raises(UserError, match="has 399 items"):
+        compare((tmp_path / "a", first), (tmp_path / "b", second[1:]))
+    other = [*second[:-1], ItemResult("sciq", "olmo", 399, "y", "y", 0, (0.0, 1.0), (1, 1), 1)]
+    with pytest.raises(UserError, match="is not item"):
+        compare((tmp_path / "a", first), (tmp_path / "b", other))
+
+
+def test_mcnemar_and_bootstrap_part_from_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="needs scipy")
+    for only_first, only_second in ((0, 0), (3, 9), (120, 80), (1500, 1500), (2000, 1800)):
+        total = only_first + only_second
+        expected = stats.binomtest(only_first, total, 0.5).pvalue if total else 1.0
+        assert mcnemar(only_first, only_second) == pytest.approx(expected, rel=1e-9)
+    generator = np.random.default_rng(0)
+    for differences in (
+        generator.choice([-1.0, 0.0, 1.0], 300, p=[0.1, 0.7, 0.2]),
+        generator.normal(0.1, 1.0, 300),
+    ):
+        means = bootstrap_means(differences, 20_000, np.random.default_rng(1))
+        ours = np.quantile(means, [0.025, 0.975])
+        theirs = stats.bootstrap(
+            (differences,), np.mean, n_resamples=20_000, method="percentile", random_state=2
+        ).confidence_interval
+        spread = differences.std() / math.sqrt(300)
+        assert np.allclose(ours, theirs, atol=0.1 * spread)
+
+
+def test_two_files_of_items_cannot_be_compared(
+    items_file: Path, tmp_path: Path, rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = task_rows.write_model(tmp_path / "other", loops=True, seed=1)
+    out = tmp_path / "other.jsonl"
+    command = ["eval", "tasks", str(other), "--tasks", "all", "--data", str(rows), "--json"]
+    assert main([*command, "--out", str(out)]) == 0
+    scores = {row["task"]: row for row in json.loads(capsys.readouterr().out)["tasks"]}
+    assert main(["eval", "compare", str(items_file), str(out), "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)["comparisons"]
+    assert [row["task"] for row in table] == [*TASKS, "mean"]
+    for row in table[:-1]:
+        assert row["second"] == pytest.approx(scores[row["task"]][row["metric"]])
+        assert row["low"] <= row["difference"] <= row["high"]
+    assert table[-1]["second"] == pytest.approx(np.mean([row["second"] for row in table[:-1]]))
+    (tmp_path / "bad.jsonl").write_text('{"task": "sciq"}\n')
+    assert main(["eval", "compare", str(items_file), str(tmp_path / "bad.jsonl")]) == 2
+    assert "line 1: is no item" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""Evaluation while a run trains: it changes nothing, and every number of ranks finds the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from token_sets import write_token_set
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from sgt_ds.config import PRESETS, TelemetryConfig
+from sgt_ds.evaluation import read_items
+from sgt_ds.telemetry import Exporter
+
+pytestmark = pytest.mark.launcher
+
+
+def question(generator: random.Random) -> dict[str, Any]:
+    """A question of one word, with four words to choose from."""
+    words = [f"w{generator.randrange(runs.VOCABULARY)}" for _ in range(5)]
+    answer = "ABCD"[generator.randrange(4)]
+    choices = {"text": words[:4], "label": list("ABCD")}
+    return {"id": words[4], "question": words[4], "choices": choices, "answerKey": answer}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared sets, and questions in their words."""
+    folder = tmp_path_factory.mktemp("data")
+    words = {f"w{number}": number for number in range(runs.VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    for name, tokens, seed in (("train", 40_000, 1), ("val", 4_000, 3)):
+        write_token_set(
+            folder / name,
+            [runs.markov_text(tokens, seed)],
+            vocab_size=runs.VOCABULARY,
+            tokenizer=tokenizer.to_str().encode(),
+        )
+    generator = random.Random(0)
+    lines = [json.dumps(question(generator)) + "\n" for _ in range(30)]
+    (folder / "arc.jsonl").write_text("".join(lines))
+    (folder / "stem.jsonl").write_text("".join(lines).replace('"question"', '"question_stem"'))
+    return folder
+
+
+def evaluation(data: Path) -> dict[str, Any]:
+    """Scored in an entry window (step 5), in the fixed phase, and at the end."""
+    return {
+        "every": 5,
+        "tasks": [
+            {"name": "openbookqa", "path": str(data / "stem.jsonl")},
+            {"name": "arc_easy", "path": str(data / "arc.jsonl"), "limit": 20},
+        ],
+        "perplexity": [{"name": "chain", "path": str(data / "val"), "tokens": 1024}],
+        "batch_tokens": 256,
+    }
+
+
+def scores(run_dir: Path) -> dict[int, Any]:
+    """By step."""
+    rows = runs.metrics(run_dir)
+    return {row["step"]: row["evaluation"] for row in rows if "evaluation" in row}
+
+
+def test_a_run_that_is_scored_trains_otherwise_or_ranks_find_other_scores(
+    tmp_path: Path, data: Path
+) -> None:
+    plain = runs.write_run(tmp_path / "plain.yaml", data)
+    scored = runs.write_run(tmp_path / "scored.yaml", data, evaluation=evaluation(data))
+    runs.run_to_end(runs.launcher(plain, 2))
+    runs.run_to_end(runs.launcher(scored, 2))
+    of_plain, of_scored = tmp_path / "plain", tmp_path / "scored"
+    assert runs.losses(of_plain) == runs.losses(of_scored)
+    assert runs.journal_lines(of_plain) == runs.journal_lines(of_scored)
+    found = scores(of_scored)
+    assert sorted(found) == [5, 10, 15, 20]
+    assert set(found[20]) == {"openbookqa", "arc_easy", "chain"}
+    # The text is what is validated, and the loops of the moment are in it.
+    rows = runs.metrics(of_scored)
+    validated = {r["step"]: r["validation_loss"] for r in rows if "validation_loss" in r}
+    for step in (10, 20):
+        assert found[step]["chain"]["loss"] == pytest.approx(validated[step], rel=1e-6)
+    items = {path.name: path.read_text() for path in (of_scored / "evaluations").iterdir()}
+    assert sorted(items) == [f"step-{step:08d}.jsonl" for step in (5, 10, 15, 20)]
+    results = read_items(of_scored / "evaluations" / "step-00000020.jsonl")
+    assert len(results) == 50
+    right = [item.score("acc") for item in results if item.task == "arc_easy"]
+    assert found[20]["arc_easy"]["acc"] == sum(right) / 20
+    assert len({item.log_likelihoods for item in results}) == 50
+
+
+def test_scores_are_not_served() -> None:
+    exporter = Exporter(
+        TelemetryConfig(), model_wide=True, local_rank=0, rank=0, info={}, model=PRESETS["tiny"]
+    )
+    exporter.publish_evaluation({"sciq": {"acc": 0.25}, "chain": {"loss": 3.5}})
+    samples = {
+        (sample.labels["task"], sample.labels["metric"]): sample.value
+        for family in exporter.collect()
+        for sample in family.samples
+        if sample.name == "sgt_evaluation_score"
+    }
+    assert samples == {("sciq", "acc"): 0.25, ("chain", "loss"): 3.5}
+
+
+def test_a_task_that_is_not_there_is_told_late(tmp_path: Path, data: Path) -> None:
+    for change, said in (
+        ({"tasks": [{"name": "arc_hard", "path": "x"}]}, "evaluation.tasks: 'arc_hard' is unknown"),
+        ({"tasks": [{"name": "sciq", "path": str(data / "arc.jsonl")}]}, "that sciq knows"),
+        ({"perplexity": [{"name": "x", "path": str(tmp_path / "x.txt")}]}, "no such file"),
+    ):
+        run = runs.write_run(tmp_path / "run.yaml", data, evaluation=change)
+        told = runs.run_to_end(runs.single(run), expect=2)
+        assert said in told
+        assert "Traceback" not in told
