@@ -199,6 +199,8 @@ class Storm:
     def _kill_conversion(self, run_dir: Path, ranks: Ranks) -> bool:
         """Kill a conversion beside the run, convert again, and kill the run as well."""
         out = self.root / "out"
+        for leftover in self.root.glob(".out*"):
+            shutil.rmtree(leftover)
         arguments = ["convert", self.reference, "--out", out, "--dtype", "fp32"]
         log = self.root / "convert.log"
         conversion = self.nursery.start(log, arguments, entry=CONVERT)

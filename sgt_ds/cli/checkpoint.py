@@ -44,7 +44,9 @@ def show(options: argparse.Namespace) -> None:
     for info in found:
         size = f"{info.size_bytes / 1e6:,.1f} MB"
         ranks = f"{info.world_size} ranks"
-        mark = "  latest" if info.latest else ""
+        loss = info.validation_loss
+        mark = "" if loss is None else f"  validation loss {loss:.4f}"
+        mark += "  latest" if info.latest else ""
         fault = f"  DAMAGED: {info.fault}" if info.fault else ""
         print(f"{info.path.name}  step {info.step:,}  {ranks}  {size}{mark}{fault}")
     if not found:
