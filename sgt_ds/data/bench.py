@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sgt_ds.data.file_work import WORK, FileHandler, FileRecord, Job, Task, Worker
 from sgt_ds.data.inputs import HashingReader, expand_inputs
+from sgt_ds.data.peer import NAME as PEER
+from sgt_ds.data.peer import datatrove_preparation
 from sgt_ds.data.pool import Handler, run_processes
 from sgt_ds.data.readers import MAX_DOCUMENT_BYTES, Document, read_documents
 from sgt_ds.data.tokenizers import Tokenizer
@@ -30,6 +32,9 @@ from sgt_ds.progress import Progress
 FILE_TEXT_BYTES = 1_000_000
 ONE = "1 worker"
 BARE, FAST = "batch encode", "batch encode without offsets"
+
+
+_Input = TypeVar("_Input")
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class PrepareBench:
     """CPU time of the bare batch encode over that of one worker on the same file."""
     per_core_ratio_fast: float | None
     """The same beside the encode that leaves out offsets, which Hugging Face's library has."""
+    peer_ratio: float | None
+    """CPU time of datatrove's own reader and tokenizer over that of one worker, where installed."""
     speedup_ratio: float
     """Clock of one worker over that of all; needs as many idle cores."""
     speedup_cpu_ratio: float
@@ -130,6 +137,8 @@ def bench_prepare(
             for name, encode in tokenizer.bare_encoders().items()
         }
         cases[ONE] = lambda task: _sum(prepare(task))[0]
+        if peer := datatrove_preparation(tokenizer, root / PEER):
+            cases[PEER] = lambda task: _cost(peer, task)
         found: dict[str, list[Cost]] = {name: [] for name in (*cases, many)}
         order, tokens = random.Random(0), 0
         with Progress("bench", (rounds + 1) * (count + 1), "steps") as progress:
@@ -161,6 +170,7 @@ def bench_prepare(
         documents_per_cpu_second={name: len(texts) / cost for name, cost in totals.items()},
         per_core_ratio=_ratio(cpu[BARE], cpu[ONE]),
         per_core_ratio_fast=_ratio(cpu[FAST], cpu[ONE]) if FAST in cpu else None,
+        peer_ratio=_ratio(cpu[PEER], cpu[ONE]) if PEER in cpu else None,
         speedup_ratio=_ratio(one_wall, wall[many]),
         speedup_cpu_ratio=workers * _ratio(one_cpu, cpu[many]),
     )
@@ -176,9 +186,9 @@ def _ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(first / second for first, second in zip(above, below, strict=True))
 
 
-def _cost(encode: Callable[[list[str]], object], texts: list[str]) -> Cost:
+def _cost(work: Callable[[_Input], object], given: _Input) -> Cost:
     begin, cpu = time.monotonic(), time.process_time()
-    encode(texts)  # and let go of what came, as everybody does who encodes batch after batch
+    work(given)  # and let go of what came, as everybody does who encodes batch after batch
     return Cost(time.monotonic() - begin, time.process_time() - cpu)
 
 

@@ -1,0 +1,73 @@
+"""`sgt-ds bench prepare`: preparation beside the bare tokenizer and a peer."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.errors import UserError
+
+
+def register(group: Subparsers[Parser]) -> None:
+    """Add the command."""
+    parser = add_command(
+        group,
+        "prepare",
+        "Time data preparation beside the bare tokenizer's batch encode, on the same documents.",
+        "sgt-ds bench prepare 'c4/en/*.json.gz' --tokenizer tokenizer.json --workers 2",
+        prepare,
+    )
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="C4 files, globs or URLs")
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, metavar="FILE", help="as prepare's"
+    )
+    parser.add_argument("--workers", type=whole_number(1), default=2, help="processes beside one")
+    parser.add_argument(
+        "--rounds", type=whole_number(1), default=5, help="rounds of all cases in turn"
+    )
+    parser.add_argument(
+        "--text-bytes",
+        type=whole_number(1),
+        default=16_000_000,
+        metavar="B",
+        help="of documents to read",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Measure and print."""
+    from sgt_ds.data import bench_prepare
+
+    if options.workers < 2:
+        raise UserError("--workers", None, "is compared with one: give 2 or more")
+    bench = bench_prepare(
+        options.inputs,
+        options.tokenizer,
+        text_bytes=options.text_bytes,
+        workers=options.workers,
+        rounds=options.rounds,
+    )
+    if options.json:
+        print_json(bench.as_json())
+        return
+    print(
+        f"{bench.documents:,} documents, {bench.text_bytes / 1e6:.1f} MB of text, "
+        f"{bench.tokens:,} tokens, mean of {bench.rounds} rounds"
+    )
+    print(f"{'case':30}{'seconds':>9}{'CPU s':>9}{'tokens/CPU s':>14}{'documents/CPU s':>17}")
+    for name, seconds in bench.seconds.items():
+        print(
+            f"{name:30}{seconds:9.2f}{bench.cpu_seconds[name]:9.2f}"
+            f"{bench.tokens_per_cpu_second[name]:14,.0f}"
+            f"{bench.documents_per_cpu_second[name]:17,.0f}"
+        )
+    fast = bench.per_core_ratio_fast
+    print(
+        f"a core gives {bench.per_core_ratio:.3f} of the bare batch encode"
+        + (f", {fast:.3f} of the one without offsets" if fast else "")
+        + (f", {bench.peer_ratio:.2f} times datatrove" if bench.peer_ratio else "")
+        + f"; {bench.workers} workers {bench.speedup_cpu_ratio:.2f} of one by CPU time, "
+        f"{bench.speedup_ratio:.2f} by the clock"
+    )

@@ -1,0 +1,117 @@
+"""`sgt-ds bench step`: one training step of a method beside vanilla."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any, get_args
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.config import PRESETS, Entry, GrowthConfig, growth_faults
+from sgt_ds.errors import UserError
+from sgt_ds.growth import POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sgt_ds.training import Row
+
+MODES = {"both": ("eager", "compiled"), "eager": ("eager",), "compiled": ("compiled",)}
+
+
+def register(group: Subparsers[Parser]) -> None:
+    """Add the command."""
+    parser = add_command(
+        group,
+        "step",
+        "Time one training step of a method beside vanilla, and beside what its FLOPs say.",
+        "sgt-ds bench step --preset demo --k-max 2 --micro-batch-size 8 --seq-len 256",
+        step,
+    )
+    parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
+    parser.add_argument("--method", choices=list(POLICIES), default="sgt", help="what loops")
+    parser.add_argument(
+        "--k-max", type=whole_number(1), default=2, help="passes after the main one"
+    )
+    parser.add_argument(
+        "--layers", type=whole_number(1), default=3, help="looping layers, the deepest"
+    )
+    parser.add_argument("--heads", type=whole_number(1), default=2, help="heads that loop")
+    parser.add_argument("--entry", choices=get_args(Entry), default="decay", help="entry of a loop")
+    parser.add_argument("--entering", action="store_true", help="time an entry window too")
+    parser.add_argument("--micro-batch-size", type=whole_number(1), default=8, help="sequences")
+    parser.add_argument(
+        "--seq-len", type=whole_number(1), default=256, help="positions of a sequence"
+    )
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of everything")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--mode", choices=list(MODES), default="both", help="with torch.compile?")
+    parser.add_argument(
+        "--rounds", type=whole_number(1), default=10, help="timed steps of each case"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def step(options: argparse.Namespace) -> None:
+    """Measure and print."""
+    model = PRESETS[options.preset]
+    growth = GrowthConfig(k_max=options.k_max, layers=options.layers, heads=options.heads)
+    for key, fault in growth_faults("sgt", growth, model):
+        raise UserError(f"--{key.replace('_', '-')}", None, fault)
+
+    import torch
+
+    # DeepSpeed, which this room loads, logs to what stdout is at its import: keep it out of --json.
+    with contextlib.redirect_stdout(sys.stderr):
+        from sgt_ds.training import Setting, bench_as_json, bench_step
+
+    cuda = torch.cuda.is_available()
+    if options.device == "cuda" and not cuda:
+        raise UserError("--device", None, "torch sees no CUDA device; use --device cpu")
+    device = "cuda" if cuda and options.device != "cpu" else "cpu"
+    setting = Setting(
+        model=model,
+        method=options.method,
+        depth=options.k_max,
+        layers=options.layers,
+        heads=options.heads,
+        entry=options.entry,
+        entering=options.entering,
+        micro_batch_size=options.micro_batch_size,
+        sequence_length=options.seq_len,
+        dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype],
+        device=torch.device(device),
+        rounds=options.rounds,
+        modes=MODES[options.mode],
+    )
+    rows = bench_step(setting)
+    document = {"preset": options.preset, **bench_as_json(setting, rows)}
+    if options.json:
+        print_json(document)
+    else:
+        _print_table(document, rows)
+
+
+def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
+    print(
+        f"{document['preset']}: {document['parameters']:,} parameters, micro-batch "
+        f"{document['micro_batch_size']} x {document['sequence_length']}, {document['dtype']}, "
+        f"{document['device']} ({document['threads']} threads), torch {document['torch']}, "
+        f"median of {document['rounds']} rounds after {document['warm_up_steps']} warm-up steps"
+    )
+    print(
+        f"{'':9}{'case':22}{'ms/step':>9}{'quartiles':>16}{'tokens/s':>11}{'peak MB':>9}"
+        f"{'step':>8}{'fwd+bwd':>9}{'FLOPs':>8}{'excess':>8}"
+    )
+    for row in rows:
+        low, high = (1000 * seconds for seconds in row.step_seconds_quartiles)
+        peak = "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 1e6:.0f}"
+        print(
+            f"{row.mode:9}{row.case + (' + entropy' if row.entropy else ''):22}"
+            f"{1000 * row.step_seconds:9.1f}{f'{low:.1f}-{high:.1f}':>16}"
+            f"{row.tokens_per_second:11,.0f}{peak:>9}{row.time_ratio:8.3f}"
+            f"{row.forward_backward_ratio:9.3f}{row.flops_ratio:8.3f}"
+            + (f"{row.excess:8.2f}" if row.excess is not None else "")
+        )
+    print("step, fwd+bwd, FLOPs: ratios to vanilla; excess: (fwd+bwd - 1) / (FLOPs - 1)")
