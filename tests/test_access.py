@@ -16,7 +16,7 @@ import pytest
 import yaml
 from pydantic import SecretStr, ValidationError
 
-from sgt_ds.config import PRESETS, RunConfig, TelemetryConfig, dump_run_config
+from sgt_ds.config import PRESETS, RunConfig, TelemetryConfig, dump_run_config, load_run_config
 from sgt_ds.errors import UserError
 from sgt_ds.telemetry import Exporter, own_target
 
@@ -115,7 +115,7 @@ def test_a_password_that_is_none_serves_everybody(start: Start, tmp_path: Path) 
 
 
 def test_a_password_shows_in_run_yaml_or_in_the_served_page(
-    start: Start, capfd: pytest.CaptureFixture[str]
+    start: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = RunConfig.model_validate(
         {
@@ -131,6 +131,14 @@ def test_a_password_shows_in_run_yaml_or_in_the_served_page(
     assert yaml.safe_load(text)["telemetry"]["password"] == "**********"
     exporter = start(username="p", password=SecretStr(SECRET))
     assert SECRET not in get(exporter, "/metrics", "p", SECRET)
+    # Nor where it is of the wrong type, or its section is.
+    file = tmp_path / "run.yaml"
+    for telemetry in (f"{{username: p, password: [{SECRET}]}}", f"[{SECRET}]"):
+        lines = ("preset: tiny", "data: {train: [{path: s}]}", "deepspeed: d", "run_dir: r")
+        file.write_text("\n".join([*lines, f"telemetry: {telemetry}"]))
+        with pytest.raises(UserError, match="telemetry") as caught:
+            load_run_config(file)
+        assert SECRET not in str(caught.value)
     printed = capfd.readouterr()
     assert SECRET not in printed.out + printed.err
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from sgt_ds.config.model import PRESETS
@@ -205,7 +205,8 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
         if separator and field is None and " " not in key:  # a check across sections names its key
             return UserError(path, key, rest)
         return UserError(path, field, message)
-    return UserError(path, field, f"{message} (got {detail.get('input')!r}); correct it")
+    got = "" if _is_secret(location) else f" (got {detail.get('input')!r})"
+    return UserError(path, field, f"{message}{got}; correct it")
 
 
 def _keys_of(location: Sequence[str | int]) -> list[str]:
@@ -246,6 +247,19 @@ def _section_of(info: FieldInfo) -> type[BaseModel] | None:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
+
+
+def _is_secret(location: Sequence[str]) -> bool:
+    """Whether the key holds a secret, by its type; the section that holds one counts as well."""
+    section = _section_at(location[:-1])
+    info = section.model_fields.get(location[-1]) if section and location else None
+    holds = [info, *(_section_fields(info) if info else ())]
+    return any(SecretStr in get_args(field.annotation) for field in holds if field)
+
+
+def _section_fields(info: FieldInfo) -> Iterable[FieldInfo]:
+    section = _section_of(info)
+    return section.model_fields.values() if section else ()
 
 
 def _identity(config: RunConfig) -> Iterator[tuple[str, Any]]:

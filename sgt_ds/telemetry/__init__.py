@@ -7,6 +7,7 @@ from sgt_ds.telemetry.metric import STEP_PARTS, Metric
 from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.reference import full_record
 from sgt_ds.telemetry.snapshot import DeviceMemory
 from sgt_ds.telemetry.targets import TargetGroup, own_target, targets
 from sgt_ds.telemetry.trackers import Tracker, tensorboard, wandb
@@ -22,6 +23,7 @@ __all__ = [
     "StepRecord",
     "TargetGroup",
     "Tracker",
+    "full_record",
     "own_target",
     "peak_flops",
     "targets",

@@ -105,13 +105,11 @@ def series_of(*, model_wide: bool, host_wide: bool) -> int:
     return sum(len(family.samples) for family in rendered) + PROCESS_SERIES
 
 
-def full_snapshot(
-    num_layers: int, num_heads: int, *, model_wide: bool, host_wide: bool
-) -> Snapshot:
-    """A snapshot in which every metric has a value, and whole layers loop."""
+def full_record(num_layers: int, num_heads: int) -> StepRecord:
+    """A logged update in which every value is there, and whole layers loop."""
     looping = range(num_layers - min(num_layers, EXAMPLE["looping_layers"]), num_layers)
     whole = Loop(depth=1, heads=None, scope="attention", step=0, entered=0)
-    record = StepRecord(
+    return StepRecord(
         step=1,
         tokens=1,
         loss=math.log(50280),
@@ -133,6 +131,12 @@ def full_snapshot(
         source_tokens={"shards/c4": 1},
         planned_overhead_ratio=0.0,
     )
+
+
+def full_snapshot(
+    num_layers: int, num_heads: int, *, model_wide: bool, host_wide: bool
+) -> Snapshot:
+    """A snapshot in which every metric has a value, and whole layers loop."""
     return Snapshot(
         rank=0,
         model_wide=model_wide,
@@ -141,7 +145,7 @@ def full_snapshot(
         num_heads=num_heads,
         info={},
         step_timestamp=0.0,
-        record=record,
+        record=full_record(num_layers, num_heads),
         run_steps=1,
         validation_loss=1.0,
         evaluation={"arc_easy": {"acc": 0.5}},

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from sgt_ds.training.bench import Row, Setting, bench_as_json, bench_step
     from sgt_ds.training.build import build_trainer, run
     from sgt_ds.training.engine import Ranks, join_ranks, leave_ranks
+    from sgt_ds.training.exporter_bench import ExporterBench, bench_exporter
     from sgt_ds.training.heartbeat import Heartbeat, lost_peers_told
     from sgt_ds.training.rollback import RolledBack, roll_back
     from sgt_ds.training.saving_bench import SavingBench, bench_saving
     from sgt_ds.training.trainer import Trainer
 
 __all__ = [
+    "ExporterBench",
     "Heartbeat",
     "Ranks",
     "RolledBack",
@@ -26,6 +28,7 @@ __all__ = [
     "Setting",
     "Trainer",
     "bench_as_json",
+    "bench_exporter",
     "bench_saving",
     "bench_step",
     "build_trainer",
@@ -37,6 +40,7 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {
+    "ExporterBench": "exporter_bench",
     "Heartbeat": "heartbeat",
     "Ranks": "engine",
     "RolledBack": "rollback",
@@ -45,6 +49,7 @@ _NEEDS_TORCH = {
     "Setting": "bench",
     "Trainer": "trainer",
     "bench_as_json": "bench",
+    "bench_exporter": "exporter_bench",
     "bench_saving": "saving_bench",
     "bench_step": "bench",
     "build_trainer": "build",

@@ -106,9 +106,12 @@ def _trackers(config: RunConfig) -> list[Tracker]:
 
 
 def _write_targets(config: RunConfig, groups: list[TargetGroup]) -> None:
-    """For a Prometheus that reads the run directory: where the ranks are since this start."""
-    path = RunLayout(config.run_dir).targets
-    try:
-        write_text_atomically(path, json.dumps(groups, indent=2) + "\n")
-    except OSError as error:
-        log.warning("telemetry: %s cannot be written: %s", path, error)
+    """For a Prometheus that reads files: where the ranks are since this start."""
+    paths = [RunLayout(config.run_dir).targets]
+    if config.telemetry.targets_dir is not None:
+        paths.append(config.telemetry.targets_dir / f"{config.run_dir.name}.json")
+    for path in paths:
+        try:
+            write_text_atomically(path, json.dumps(groups, indent=2) + "\n")
+        except OSError as error:
+            log.warning("telemetry: %s cannot be written: %s", path, error)
