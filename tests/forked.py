@@ -22,6 +22,7 @@ from typing import Any
 
 import runs
 
+from sgt_ds.cli import VERBS
 from sgt_ds.launch import free_ports
 
 TRAIN = "sgt_ds.train:main"
@@ -131,7 +132,8 @@ def main() -> int:
     """Serve requests from stdin; in a child, run what was asked for and return its exit status."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is imported logs to stdout
-    for module in ("sgt_ds.train", "sgt_ds.training.build", "sgt_ds.inference.conversion"):
+    verbs = [f"sgt_ds.cli.{verb}" for verb in VERBS]
+    for module in ("sgt_ds.training.build", "sgt_ds.inference.conversion", *verbs):
         importlib.import_module(module)
     children: set[int] = set()
     for line in sys.stdin:

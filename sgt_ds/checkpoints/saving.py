@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -178,12 +179,12 @@ class Saver:
         self._snapshots.end()
         rng = rng_bytes()
         written: dict[str, FileRecord] = {}
-        partial = self._directory / store.partial_name(step)
+        folder = self._directory / store.partial_name(step)
 
         def write() -> None:
             if payload.fault is not None:
                 raise OSError(payload.fault)
-            self._write(partial, payload.taken, rng, document, written)
+            self._write(folder, payload.taken, rng, document, written)
 
         job = _Job(write, self._background)
         stall = time.perf_counter() - started
@@ -208,8 +209,8 @@ class Saver:
         except SaveFailed:
             self._flight = None
             if self._rank == 0:  # on a full disk the half that was written must not stay
-                partial = self._directory / store.partial_name(flight.step)
-                shutil.rmtree(partial, ignore_errors=True)
+                folder = self._directory / store.partial_name(flight.step)
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         if flight.finishing:
             self._flight = None
@@ -275,7 +276,7 @@ class Saver:
 
     def _write(
         self,
-        partial: Path,
+        folder: Path,
         taken: Mapping[str, Any],
         rng: bytes,
         document: bytes,
@@ -284,24 +285,24 @@ class Saver:
         """Write the files of this rank, synced and read back; their records go into `written`."""
 
         def put(name: str, write: Callable[[Any], object]) -> None:
-            written[name] = write_hashed(partial / name, write, self._cancelled)
+            written[name] = write_hashed(folder / name, write, self._cancelled)
 
         for name, content in taken.items():
-            put(name, lambda stream, content=content: torch.save(content, stream))
+            put(name, partial(torch.save, content))
         put(rng_name(self._rank), lambda stream: stream.write(rng))
         if self._rank == 0:
             put(STATE_NAME, lambda stream: stream.write(document))
         for name, record in written.items():
-            if record_of(partial / name) != record:
+            if record_of(folder / name) != record:
                 raise OSError(f"{name} reads back other than it was written")
 
     def _finish(self, manifest: Manifest) -> None:
         """Rank 0: manifest, rename, `latest`, rotation. Raises: OSError, and all is as before."""
-        partial = self._directory / store.partial_name(manifest.step)
-        if faults := check_sizes(partial, manifest):
+        folder = self._directory / store.partial_name(manifest.step)
+        if faults := check_sizes(folder, manifest):
             raise OSError(faults[0])
-        write_manifest(partial, manifest)
-        fsync_directory(partial)
+        write_manifest(folder, manifest)
+        fsync_directory(folder)
         path = store.install(self._directory, manifest.step)
         # From here on the checkpoint is there: what fails now is no reason to call it lost.
         try:

@@ -15,7 +15,7 @@ from typing import Any
 import deepspeed
 import torch
 
-from sgt_ds.checkpoints import Retention, Saver
+from sgt_ds.checkpoints import Retention, Saved, Saver
 from sgt_ds.config import ModelConfig, OptimizerConfig
 from sgt_ds.flops import parameter_count
 from sgt_ds.model import Transformer
@@ -125,7 +125,7 @@ def _measure(
     at_once, beside = saver(False), saver(True)
     update()  # the optimizer's state is there from now on
     alone = [update() for _ in range(3)]
-    waits, stalls, written, during = [], [], [], []
+    waits, stalls, written, during, size = [], [], [], [], 0
     with Progress("bench checkpoint", rounds, "round") as progress:
         for step in range(1, rounds + 1):
             began = time.perf_counter()
@@ -133,7 +133,7 @@ def _measure(
             at_once.wait()
             waits.append(time.perf_counter() - began)
             beside.begin(step, {})
-            saved = None
+            saved: Saved | None = None
             while saved is None:  # as the training loop does
                 busy = beside.is_busy()
                 seconds = update()
@@ -143,9 +143,9 @@ def _measure(
                     saved = beside.advance()
             stalls.append(saved.stall_seconds)
             written.append(saved.seconds)
+            size = sum(file.stat().st_size for file in saved.path.iterdir())
             alone.append(update())
             progress.advance(1)
-    size = sum(file.stat().st_size for file in saved.path.iterdir())
     later = stalls[1:] or stalls
     stall, at_once_seconds = statistics.median(later), statistics.median(waits)
     return SavingBench(
