@@ -130,6 +130,7 @@ def test_every_metric_of_the_table_is_served_and_no_other(start: Start) -> None:
     exporter.publish_decision("activate", margin={"layer": 1.0, "head": 3.0}, within_noise=True)
     exporter.publish_checkpoint(2.0)
     exporter.publish_validation(3.4)
+    exporter.publish_evaluation({"sciq": {"acc": 0.25}})
     served = {
         family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         for family in text_string_to_metric_families(scrape(exporter))
