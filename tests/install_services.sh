@@ -8,7 +8,7 @@ set -eu
 SERVICES="
 mpirun openmpi-bin tests/test_prepare.py
 promtool prometheus tests/test_exporter.py,tests/test_monitoring.py
-prometheus prometheus tests/test_monitoring.py
+prometheus prometheus tests/test_monitoring.py,tests/test_monitored_run.py,tests/test_push.py
 amtool prometheus-alertmanager tests/test_alerting.py
 openssl openssl tests/test_exporter.py
 "

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sgt_ds.config import ModelConfig, TelemetryConfig
+from sgt_ds.config import ModelConfig, TelemetryConfig, TrainingConfig
 from sgt_ds.model import Transformer
 from sgt_ds.progress import Progress
 from sgt_ds.telemetry import Exporter, HardwareSampler, full_record
@@ -28,6 +28,7 @@ SCRAPE_INTERVAL_SECONDS = 15.0
 # Renderings are shared for 0.2 s: no faster, so that each scrape is rendered.
 _BENCH_INTERVAL_SECONDS = 0.21
 _PUBLICATIONS = 2000
+_LOG_EVERY = TrainingConfig().log_every
 # Reads "on" and "off" from its standard input; answers "off" with the scrapes since "on".
 _SCRAPER = """
 import sys, threading, time, urllib.request
@@ -79,7 +80,7 @@ class ExporterBench:
     """Median over rounds: a step while scraped some five times a second over one that is not."""
     clock_ratio_quartiles: tuple[float, float]
     publish_seconds: float
-    """Of one update: its parts timed, counted, and published as a logged one."""
+    """Of one update: its parts timed, counted, and every tenth published as a logged one."""
     publish_ratio: float
 
     def as_json(self) -> dict[str, Any]:
@@ -184,10 +185,11 @@ def _time_publishing(exporter: Exporter, parts: StepParts, served: ModelConfig) 
             with parts.host(part):
                 pass
         exporter.observe_step(step, 0.1, 0.0)
-        exporter.publish_rank(
-            part_seconds=parts.seconds(), collective_seconds=0.0, device_memory=None
-        )
-        exporter.publish(record)
+        if step % _LOG_EVERY == 0:
+            exporter.publish_rank(
+                part_seconds=parts.seconds(), collective_seconds=0.0, device_memory=None
+            )
+            exporter.publish(record)
     return (time.perf_counter() - started) / _PUBLICATIONS
 
 
