@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Shards of your own for the demo: make demo DATA='c4/*.json.gz'
 DATA ?=
 
-.PHONY: install demo test check format lint types bench services storm clean
+.PHONY: install demo test check format lint types bench services storm faults clean
 
 install: $(STAMP)
 
@@ -41,6 +41,10 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# Every fault on two hosts (of namespaces: needs root), as a table; 20 minutes on 2 cores.
+faults: $(STAMP) services
+	PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python tests/faults.py $(FAULTS)
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/sgt-ds bench step --preset demo --k-max 2 --rounds 20

@@ -6,11 +6,16 @@ set -eu
 
 # One line a service: the program that shows it is there, its Debian package, what needs it.
 SERVICES="
-mpirun openmpi-bin tests/test_prepare.py
+mpirun openmpi-bin tests/test_prepare.py,tests/test_hosts.py
 promtool prometheus tests/test_exporter.py,tests/test_monitoring.py
 prometheus prometheus tests/test_monitoring.py,tests/test_monitored_run.py,tests/test_push.py
 amtool prometheus-alertmanager tests/test_alerting.py
 openssl openssl tests/test_exporter.py
+sshd openssh-server tests/test_hosts.py
+ssh openssh-client tests/test_hosts.py
+pdsh pdsh tests/test_hosts.py
+ip iproute2 tests/test_hosts.py
+nft nftables tests/test_hosts.py
 "
 
 PATH="$PATH:/usr/sbin:/sbin"

@@ -61,6 +61,20 @@ def processes(run: Path, part: str) -> list[int]:
     return sorted(pid for pid in processes_of(run_id(run)) if part in command_line(pid))
 
 
+def group_of(leader: int) -> list[int]:
+    """Processes of a process group, its leader gone or not; zombies are left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue
+            if int(group) == leader and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
 def wait_until(true: Callable[[], object], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not true():
@@ -155,6 +169,7 @@ def test_a_second_signal_ends_at_once_and_a_killed_supervisor_leaves_no_orphan(
     with training(run) as process:
         wait_until(lambda: read_record(tmp_path / "run") and processes(run, "-m sgt_ds.train"), 60)
         this = run_id(run)
+        os.kill(processes(run, "-m sgt_ds.train")[0], signal.SIGSTOP)  # else it would notice
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert processes_of(this)
@@ -166,10 +181,36 @@ def test_a_second_signal_ends_at_once_and_a_killed_supervisor_leaves_no_orphan(
         )
         assert again.returncode == 2
         assert "whose supervisor is gone" in again.stderr
-        os.kill(processes(run, "-m sgt_ds.train")[0], signal.SIGSTOP)
         runs.run_to_end(["sgt-ds", "stop", str(tmp_path / "run"), "--grace", "1"], expect=1)
         assert processes_of(this) == []
         runs.run_to_end(["sgt-ds", "stop", str(tmp_path / "run")], expect=2)
+    with training(run) as process:
+        runs.wait_for_step(tmp_path / "run", 2)
+        this = run_id(run)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        wait_until(lambda: not processes_of(this), 60)  # it saves, and ends by itself
+    [checkpoint] = list_checkpoints(tmp_path / "run" / "checkpoints")[:1]
+    assert checkpoint.step == runs.metrics(tmp_path / "run")[-1]["step"]
+
+
+def test_a_raw_launcher_that_dies_takes_its_ranks_along_saved(tmp_path: Path, data: Path) -> None:
+    """Alone, it ends with 143 and leaves them to train on."""
+    run = runs.write_run(tmp_path / "run.yaml", data, training=FOREVER)
+    process = subprocess.Popen(
+        runs.launcher(run, 2), env=runs.environment(), start_new_session=True
+    )
+    try:
+        runs.wait_for_step(tmp_path / "run", 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == -signal.SIGTERM
+        wait_until(lambda: not group_of(process.pid), 60)
+    finally:
+        for pid in group_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    [checkpoint] = list_checkpoints(tmp_path / "run" / "checkpoints")[:1]
+    assert verify(checkpoint.path) == []
+    assert checkpoint.step == runs.metrics(tmp_path / "run")[-1]["step"]
 
 
 def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, data: Path) -> None:

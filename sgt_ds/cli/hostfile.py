@@ -1,11 +1,11 @@
-"""`sgt-ds hostfile check`: read a hostfile as strictly as `sgt-ds train` does."""
+"""`sgt-ds hostfile check`: read a hostfile as strictly as `sgt-ds train` does, and ask its hosts."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json, whole_number
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -14,27 +14,58 @@ def register(commands: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "check",
-        "Check a hostfile and print what it means.",
-        "sgt-ds hostfile check hostfiles/cluster",
+        "Check a hostfile, and with --probe its hosts, and print what it means.",
+        "sgt-ds hostfile check hostfiles/cluster --probe --shared runs",
         check,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="hostfile")
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="ask every host by ssh: versions, GPUs, clock, free ports, shared directory",
+    )
+    parser.add_argument(
+        "--shared",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="directory that all hosts must see, as the run directory's (the current one)",
+    )
+    port = whole_number(1, 65535)
+    parser.add_argument("--ssh-port", type=port, help="port of sshd on the hosts")
+    parser.add_argument(
+        "--metrics-port", type=port, default=9400, help="port of a host's first rank (9400)"
+    )
+    parser.add_argument(
+        "--master-port", type=port, default=29500, help="port of the first host (29500)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def check(options: argparse.Namespace) -> None:
-    """Print hosts, slots and the number of ranks."""
-    from sgt_ds.launch import parse_hostfile, world_size
+def check(options: argparse.Namespace) -> int:
+    """Print hosts, slots and the number of ranks. Returns 1 where a host is not fit."""
+    from sgt_ds.launch import parse_hostfile, probe, table, world_size
 
     hosts = parse_hostfile(options.file)
+    if not options.probe:
+        if options.json:
+            names = [{"name": host.name, "slots": host.slots} for host in hosts]
+            print_json({"hosts": names, "world_size": world_size(hosts)})
+        else:
+            for host in hosts:
+                print(f"{host.name}  {host.slots} ranks")
+            print(f"{len(hosts)} hosts, {world_size(hosts)} ranks")
+        return 0
+    found = probe(
+        hosts,
+        shared=options.shared,
+        ssh_port=options.ssh_port,
+        metrics_port=options.metrics_port,
+        master_port=options.master_port,
+    )
     if options.json:
-        print_json(
-            {
-                "hosts": [{"name": host.name, "slots": host.slots} for host in hosts],
-                "world_size": world_size(hosts),
-            }
-        )
-        return
-    for host in hosts:
-        print(f"{host.name}  {host.slots} ranks")
-    print(f"{len(hosts)} hosts, {world_size(hosts)} ranks")
+        print_json({"hosts": [one.as_json() for one in found], "world_size": world_size(hosts)})
+    else:
+        print(table(found))
+        print(f"{len(hosts)} hosts, {world_size(hosts)} ranks")
+    return int(any(one.faults for one in found))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, real_number, whole_number
-from sgt_ds.errors import SgtError
+from sgt_ds.errors import SgtError, UserError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -62,6 +62,20 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--launcher", default="pdsh", choices=("pdsh", "openmpi"), help="for hosts")
     parser.add_argument("--launcher-args", default="", help="arguments for pdsh or mpirun")
     parser.add_argument("--ssh-port", type=whole_number(1, 65535), help="port of sshd on the hosts")
+    parser.add_argument(
+        "--no-ssh",
+        action="store_true",
+        help="something else (Slurm, Kubernetes) runs this command on every host",
+    )
+    parser.add_argument(
+        "--node-rank", type=whole_number(0, 65535), metavar="N", help="this host's, with --no-ssh"
+    )
+    parser.add_argument(
+        "--num-nodes",
+        type=whole_number(1, 65535),
+        metavar="N",
+        help="hosts of --num-gpus ranks each, with --no-ssh, instead of a hostfile",
+    )
     parser.add_argument("--master-addr", help="address of the first host, where ranks meet")
     parser.add_argument(
         "--master-port", type=whole_number(1, 65535), help="port there (a free one)"
@@ -102,6 +116,10 @@ def _end_before_the_start(number: int, frame: FrameType | None) -> None:
 def _target(options: argparse.Namespace) -> Target:
     from sgt_ds.launch import Host, Target, is_this_host, parse_hostfile
 
+    if options.no_ssh:
+        return _started_by_others(options)
+    if options.node_rank is not None or options.num_nodes is not None:
+        raise UserError("--node-rank, --num-nodes", None, "go with --no-ssh; give it or neither")
     if options.hostfile is None:
         hosts = [Host("localhost", options.num_gpus, 0)]
         local = True
@@ -118,4 +136,37 @@ def _target(options: argparse.Namespace) -> Target:
         ssh_port=options.ssh_port,
         master_address=options.master_addr,
         master_port=options.master_port,
+    )
+
+
+def _started_by_others(options: argparse.Namespace) -> Target:
+    from sgt_ds.launch import DEFAULT_MASTER_PORT, Host, Target, parse_hostfile
+
+    if options.node_rank is None or options.master_addr is None:
+        raise UserError(
+            "--no-ssh", None, "needs --node-rank and --master-addr, the first host's address"
+        )
+    if options.max_restarts:
+        raise UserError(
+            "--no-ssh",
+            "--max-restarts",
+            "what starts the hosts must restart all of them; let Slurm or Kubernetes do it",
+        )
+    if options.hostfile is None:
+        hosts = [
+            Host(f"node-{number}", options.num_gpus, 0) for number in range(options.num_nodes or 1)
+        ]
+    else:
+        hosts = parse_hostfile(options.hostfile)
+    if options.node_rank >= len(hosts):
+        raise UserError(
+            "--node-rank", None, f"{options.node_rank} is past the {len(hosts)} hosts; count from 0"
+        )
+    return Target(
+        tuple(hosts),
+        options.hostfile,
+        local=False,
+        master_address=options.master_addr,
+        master_port=options.master_port or DEFAULT_MASTER_PORT,
+        node_rank=options.node_rank,
     )

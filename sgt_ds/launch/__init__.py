@@ -2,6 +2,7 @@
 
 from sgt_ds.launch.checks import check_build_locks, check_compiler, check_launch
 from sgt_ds.launch.command import (
+    DEFAULT_MASTER_PORT,
     LAUNCHERS,
     Launcher,
     Target,
@@ -12,17 +13,20 @@ from sgt_ds.launch.command import (
 from sgt_ds.launch.environment import forwarded_environment, read_environment_file
 from sgt_ds.launch.hostfile import Host, format_hostfile, parse_hostfile, world_size
 from sgt_ds.launch.ports import free_ports
+from sgt_ds.launch.probe import Probed, probe, table
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_of
 from sgt_ds.launch.record import RunRecord, read_record, supervision
 from sgt_ds.launch.stop import stop
 from sgt_ds.launch.supervisor import Launch, check_unattended, supervise
 
 __all__ = [
+    "DEFAULT_MASTER_PORT",
     "LAUNCHERS",
     "RUN_ID_VARIABLE",
     "Host",
     "Launch",
     "Launcher",
+    "Probed",
     "RunRecord",
     "Target",
     "check_build_locks",
@@ -37,11 +41,13 @@ __all__ = [
     "kill_processes",
     "master_address",
     "parse_hostfile",
+    "probe",
     "processes_of",
     "read_environment_file",
     "read_record",
     "stop",
     "supervise",
     "supervision",
+    "table",
     "world_size",
 ]

@@ -1,6 +1,6 @@
 """What can be known to be wrong before a launch, data sets left to their own room.
 
-Starts nothing, imports no torch.
+Starts no training, imports no torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from sgt_ds.config import RunConfig, check_run_directory, resolve_deepspeed
 from sgt_ds.errors import UserError
 from sgt_ds.launch.command import Target, check_launcher
+from sgt_ds.launch.probe import probe
 from sgt_ds.telemetry import Certificate
 
 STALE_LOCK_SECONDS = 300.0
@@ -44,6 +45,33 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
         if isinstance(path, Path) and not path.is_dir():
             raise UserError(config_file, key, f"{path} is no {what}; check the path")
     check_build_locks()
+    check_hosts(config, target)
+
+
+def check_hosts(config: RunConfig, target: Target) -> None:
+    """Ask all hosts by ssh whether they fit each other and see the run directory.
+
+    Raises: UserError with the first fault, and how many more there are.
+    """
+    if not target.remote_hosts:
+        return
+    run_dir = config.run_dir.resolve()
+    found = probe(
+        target.hosts,
+        shared=next(path for path in (run_dir, *run_dir.parents) if path.is_dir()),
+        ssh_port=target.ssh_port,
+        metrics_port=config.telemetry.port if config.telemetry.enabled else None,
+        master_port=target.master_port,
+    )
+    faults = [(one.host, fault) for one in found for fault in one.faults]
+    if faults:
+        host, fault = faults[0]
+        more = f" (and {len(faults) - 1} more: `sgt-ds hostfile check --probe`)"
+        raise UserError(
+            str(target.hostfile),
+            f"line {host.line}",
+            f"{host.name} {fault}{more if len(faults) > 1 else ''}",
+        )
 
 
 def check_compiler(config_file: str) -> None:

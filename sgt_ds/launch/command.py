@@ -16,6 +16,9 @@ from sgt_ds.launch.hostfile import Host, world_size
 Launcher = Literal["pdsh", "openmpi"]
 LAUNCHERS: tuple[Launcher, ...] = ("pdsh", "openmpi")
 
+# Where hosts that can't ask each other meet by default.
+DEFAULT_MASTER_PORT = 29500
+
 _BACKENDS = {"pdsh": ("pdsh", "pdsh"), "openmpi": ("ompi_info", "openmpi-bin")}
 
 

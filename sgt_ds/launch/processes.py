@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from sgt_ds.launch.ssh import ask, module_command
+
 RUN_ID_VARIABLE = "SGT_RUN_ID"
 """Environment variable that every process of a run carries."""
 
-SSH_SECONDS = 10
 _RUN_ID = re.compile(r"[A-Za-z0-9_.-]{8,200}")
 
 
@@ -53,52 +52,18 @@ def kill_processes(run_id: str, *, within_seconds: float = 10.0) -> int:
     return 0
 
 
-def remote_command(action: str, run_id: str, host: str, ssh_port: int | None) -> list[str]:
-    """The ssh command that runs this module on `host`, in this directory with this Python."""
-    here, python = shlex.quote(str(Path.cwd())), shlex.quote(sys.executable)
-    remote = f"cd {here} && exec {python} -m sgt_ds.launch.processes {action} {run_id}"
-    port = [] if ssh_port is None else ["-p", str(ssh_port)]
-    return [
-        "ssh",
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        f"ConnectTimeout={SSH_SECONDS}",
-        *port,
-        "--",
-        host,
-        remote,
-    ]
-
-
 def on_hosts(
     action: str, run_id: str, hosts: Sequence[str], ssh_port: int | None
 ) -> dict[str, str]:
     """Run `action` on every host at once. Returns each host's answer, or why there is none."""
-    running = {
-        host: subprocess.Popen(
-            remote_command(action, run_id, host, ssh_port),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        for host in hosts
+    module = "sgt_ds.launch.processes"
+    answers = ask(
+        {host: module_command(module, [action, run_id], host, ssh_port) for host in hosts}
+    )
+    return {
+        host: f"failed ({answer.fault})" if answer.fault else answer.output.split("\n")[-1]
+        for host, answer in answers.items()
     }
-    answers: dict[str, str] = {}
-    deadline = time.monotonic() + 3 * SSH_SECONDS
-    for host, process in running.items():
-        try:
-            out, err = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            answers[host] = "does not answer"
-            continue
-        said = out.strip().splitlines()
-        answers[host] = said[-1] if process.returncode == 0 and said else f"failed ({err.strip()})"
-    return answers
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -43,7 +43,7 @@ from sgt_ds.launch.record import (
     write_outcome,
     write_record,
 )
-from sgt_ds.launch.watch import Watch
+from sgt_ds.launch.watch import Watch, node_run_id
 
 POLL_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 60.0
@@ -99,10 +99,15 @@ def supervise(
 
     `prepare`: called before every start, so that a changed hostfile counts. `max_restarts`: starts
     after a fault without a new checkpoint in between. Status: 0 complete or stopped as asked,
-    128 + signal where that had to be forced, 2 for bad input, 1 for a failed run. Raises: UserError before the first start.
+    128 + signal where that had to be forced, 2 for bad input, 1 for a failed run.
+
+    Where something else starts every host, the first one's supervisor holds the run; the others
+    look after their own processes. Raises: UserError before the first start.
     """
     launch = prepare(())
     run_dir = launch.config.run_dir
+    if launch.target.node_rank:
+        return _supervise_node(launch, grace_seconds)
     with supervision(run_dir):
         check_unattended(run_dir)
         layout, asked = RunLayout(run_dir), StopAsked(run_dir)
@@ -137,6 +142,18 @@ def supervise(
             signals.restore()
 
 
+def _supervise_node(launch: Launch, grace_seconds: float) -> int:
+    """Look after the ranks of one host that is not the first."""
+    signals = StopSignals()
+    try:
+        status, reason = _run_once(launch, signals, StopAsked(launch.config.run_dir), grace_seconds)
+        if status != BAD_INPUT:
+            _say(reason)
+        return status
+    finally:
+        signals.restore()
+
+
 def newest_step(layout: RunLayout) -> int:
     """Step of the newest checkpoint that looks whole; -1 without one."""
     if not layout.checkpoints.is_dir():
@@ -162,7 +179,13 @@ def _run_once(
     """Start the launcher, wait for its end, leave nothing behind. Returns status and reason."""
     run_dir, target = launch.config.run_dir, launch.target
     record = new_record(run_dir, target.remote_hosts, target.ssh_port)
-    write_record(run_dir, record)
+    if target.node_rank is not None:
+        # Hosts that can't ask each other find the same name for the launch by themselves.
+        meeting = f"{target.master_address}.{target.master_port}"
+        launch_id = f"sgt.{meeting}.{os.environ.get('SLURM_JOB_ID', '0')}".replace(":", "-")
+        record = replace(record, run_id=node_run_id(launch_id, target.node_rank))
+    if not target.node_rank:
+        write_record(run_dir, record)
     watch = Watch(run_dir, record.run_id)
     watch.begin(first_host=not target.node_rank)
     child = _start(launch, record)

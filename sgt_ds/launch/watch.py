@@ -29,7 +29,7 @@ class Watch:
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self._folder = RunLayout(run_dir).signs_of_life(launch_name(run_id))
-        self._looked = 0.0
+        self._looked = self._began = 0.0
 
     def begin(self, *, first_host: bool) -> None:
         """A launch begins. `first_host`: what earlier launches left is no longer needed."""
@@ -38,7 +38,8 @@ class Watch:
                 if old != self._folder:
                     shutil.rmtree(old, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
-        heartbeats.write_supervisor(self._folder)
+        # What is older is of an earlier launch under the same name.
+        self._began = heartbeats.write_supervisor(self._folder)
 
     def hang(self) -> str:
         """Why everything must be ended, in one line; '' while ranks go on. Looks now and then."""
@@ -48,9 +49,9 @@ class Watch:
         try:
             now = heartbeats.write_supervisor(self._folder)
             told = self._folder / heartbeats.HANG_FILE
-            if told.exists():
+            if told.exists() and told.stat().st_mtime >= self._began:
                 return told.read_text(encoding="utf-8").strip() or "nothing moves any more"
-            beats = heartbeats.read_beats(self._folder)
+            beats = self._beats()
             quiet = heartbeats.silent(beats, now)
             if quiet:
                 # The ranks can't tell: the only one, or all of them, are stopped.
@@ -64,6 +65,10 @@ class Watch:
     def deaths(self) -> str:
         """Which ranks fell first in a launch that is over; '' if none is known to have."""
         try:
-            return heartbeats.deaths(heartbeats.read_beats(self._folder))
+            return heartbeats.deaths(self._beats())
         except OSError:
             return ""
+
+    def _beats(self) -> list[tuple[heartbeats.Beat, float]]:
+        beats = heartbeats.read_beats(self._folder)
+        return [(beat, written) for beat, written in beats if written >= self._began]

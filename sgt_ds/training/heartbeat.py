@@ -185,7 +185,12 @@ class Heartbeat:
         """Tell, once for all ranks, who is late; and end: training can't be asked any more."""
         try:
             now = self._write()
-            told = heartbeats.hang(heartbeats.read_beats(self.folder), now, self._stuck_seconds)
+            beats = [  # none of an earlier launch in the same place
+                (beat, written)
+                for beat, written in heartbeats.read_beats(self.folder)
+                if written > self._born - self._patient_seconds
+            ]
+            told = heartbeats.hang(beats, now, self._stuck_seconds)
             with (self.folder / heartbeats.HANG_FILE).open("x", encoding="utf-8") as stream:
                 stream.write(told + "\n")
             print(f"sgt-ds train: {told}", file=sys.stderr, flush=True)

@@ -1,0 +1,67 @@
+"""Asks hosts something through ssh, all at once and within a time limit. Knows no run."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CONNECT_SECONDS = 10
+ANSWER_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one host said. `fault`: why it said nothing, or ''. `at`: when it had (time.time())."""
+
+    output: str
+    fault: str
+    at: float
+
+
+def module_command(
+    module: str, arguments: Sequence[str], host: str, ssh_port: int | None
+) -> list[str]:
+    """The ssh command that runs a module on `host`, in this directory with this Python."""
+    words = [sys.executable, "-m", module, *arguments]
+    remote = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+    port = [] if ssh_port is None else ["-p", str(ssh_port)]
+    return ["ssh", *options, *port, "--", host, remote]
+
+
+def ask(
+    commands: Mapping[str, Sequence[str]], *, within_seconds: float = ANSWER_SECONDS
+) -> dict[str, Answer]:
+    """Run every host's command at once. Returns each host's answer."""
+    running = {
+        host: subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for host, command in commands.items()
+    }
+    answers: dict[str, Answer] = {}
+    deadline = time.monotonic() + within_seconds
+    for host, process in running.items():
+        try:
+            out, err = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            answers[host] = Answer("", f"does not answer within {within_seconds:.0f} s", 0)
+            continue
+        fault = ""
+        if process.returncode:
+            lines = err.strip().splitlines()
+            fault = lines[-1] if lines else f"ended with status {process.returncode}"
+        answers[host] = Answer(out.strip(), fault, time.time())
+    return answers

@@ -1,0 +1,119 @@
+"""Signs of life: a hang must name the right rank, and a run that goes on must not be ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from sgt_ds.telemetry import heartbeats
+from sgt_ds.telemetry.heartbeats import Beat
+
+NOW = 1000.0
+
+
+def beat(rank: int, part: str = "reduce", count: int = 20, **values: object) -> Beat:
+    fields = {"step": 7, "limit_seconds": 60.0, **values}
+    return Beat(rank, f"host-{rank // 2}", 100 + rank, part=part, count=count, **fields)  # type: ignore[arg-type]
+
+
+def test_a_rank_that_computes_is_late_and_the_others_wait() -> None:
+    beats = [(beat(0), NOW), (beat(1), NOW - 1), (beat(2, "forward", 19), NOW), (beat(3), NOW)]
+    assert heartbeats.hang(beats, NOW, 61) == (
+        "rank 2 on host-1 (process 102) is late: in forward of step 7 for 61 s; "
+        "ranks 0, 1, 3 wait in reduce of step 7"
+    )
+
+
+def test_a_silent_rank_is_named_before_one_that_waits_elsewhere() -> None:
+    beats = [(beat(0), NOW), (beat(1, "optimizer", 21), NOW), (beat(2, "backward", 19), NOW - 62)]
+    told = heartbeats.hang(beats, NOW, 61)
+    assert told.startswith("rank 2 on host-1 (process 102) has given no sign of life for 62 s")
+    assert "last in backward of step 7" in told
+    assert "rank 1 waits in optimizer of step 7; rank 0 waits in reduce of step 7" in told
+
+
+def test_no_rank_is_blamed_where_all_wait_for_each_other() -> None:
+    told = heartbeats.hang([(beat(rank), NOW) for rank in range(4)], NOW, 60)
+    assert "no rank is late: ranks 0, 1, 2, 3 wait in reduce of step 7" in told
+    assert "network" in told
+
+
+def test_only_ranks_past_their_own_limit_are_silent() -> None:
+    compiling = beat(1, "forward", limit_seconds=600.0)
+    beats = [(beat(0), NOW - 61), (compiling, NOW - 61), (beat(2, end="done"), NOW - 61)]
+    assert [one.rank for one, _ in heartbeats.silent(beats, NOW)] == [0]
+
+
+def test_who_lost_a_peer_is_not_who_died() -> None:
+    lost = {"end": "rank 0 lost another rank", "blames_peer": True}
+    beats = [(beat(0, **lost), NOW), (beat(1), NOW), (beat(2, **lost), NOW)]
+    assert heartbeats.deaths(beats) == "rank 1 on host-0 (process 101) died in reduce of step 7"
+    failed = (beat(2, end="No space left on device"), NOW)
+    assert "rank 2 on host-1 (process 102) failed" in heartbeats.deaths(
+        [beats[0], beats[1], failed]
+    )
+    assert heartbeats.deaths([(beat(0, end="done"), NOW)]) == ""
+
+
+def test_files_are_read_whole_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
+    written = heartbeats.write_beat(tmp_path, beat(3))
+    (tmp_path / "rank-00004.json").write_text('{"rank": 4')
+    (tmp_path / "rank-00005.json").write_text('{"rank": 5}')
+    assert heartbeats.read_beats(tmp_path) == [(beat(3), written)]
+
+
+RANK = """
+import sys, time
+from pathlib import Path
+from sgt_ds.training.heartbeat import Heartbeat
+
+with Heartbeat(Path(sys.argv[1]), int(sys.argv[2]), hang_seconds=3, patient_seconds=30) as heart:
+    heart.update(0, ())
+    heart.update(1, ())
+    heart.enter("forward")
+    if sys.argv[2] == "0":
+        heart.enter("reduce")
+    print("there", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def rank(folder: Path, number: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(RANK), str(folder), str(number)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    return process
+
+
+def test_ranks_that_stand_still_end_by_themselves_and_one_tells_why(tmp_path: Path) -> None:
+    late, waiting = rank(tmp_path, 1), rank(tmp_path, 0)
+    said = "".join(process.communicate(timeout=60)[1] for process in (late, waiting))
+    assert (late.returncode, waiting.returncode) == (1, 1)
+    assert said.count("sgt-ds train:") == 1
+    assert (
+        f"rank 1 on {os.uname().nodename} (process {late.pid}) is late: in forward of step 1"
+        in said
+    )
+    assert (tmp_path / heartbeats.HANG_FILE).read_text() in said
+
+
+def test_a_launch_in_the_place_of_one_that_hung_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / heartbeats.HANG_FILE).write_text("of an earlier launch\n")
+    os.utime(tmp_path / heartbeats.HANG_FILE, (time.time() - 100, time.time() - 100))
+    process = rank(tmp_path, 0)
+    time.sleep(1.5)  # longer than between two looks, shorter than the limit
+    assert process.poll() is None
+    process.communicate("go on\n", timeout=60)
+    assert process.returncode == 0
+    [(last, _)] = heartbeats.read_beats(tmp_path)
+    assert last.end == "done"
