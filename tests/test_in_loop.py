@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from sgt_ds.cli import main
 from sgt_ds.config import PRESETS, TelemetryConfig
 from sgt_ds.evaluation import read_items
 from sgt_ds.telemetry import Exporter
@@ -94,6 +95,18 @@ def test_a_run_that_is_scored_trains_otherwise_or_ranks_find_other_scores(
     right = [item.score("acc") for item in results if item.task == "arc_easy"]
     assert found[20]["arc_easy"]["acc"] == sum(right) / 20
     assert len({item.log_likelihoods for item in results}) == 50
+    # The checkpoint of that step, and its export, say the same: Θ is in all three.
+    assert (
+        main(["convert", str(of_scored), "--out", str(tmp_path / "export"), "--dtype", "fp32"]) == 0
+    )
+    arc = [item for item in results if item.task == "arc_easy"]
+    for model in (of_scored, tmp_path / "export"):
+        out = tmp_path / "items.jsonl"
+        command = ["eval", "tasks", str(model), "--tasks", "arc_easy", "--limit", "20"]
+        assert main([*command, "--data", str(data / "arc.jsonl"), "--out", str(out)]) == 0
+        for ours, theirs in zip(arc, read_items(out), strict=True):
+            assert theirs.sha256 == ours.sha256
+            assert theirs.log_likelihoods == pytest.approx(ours.log_likelihoods, abs=1e-4)
 
 
 def test_scores_are_not_served() -> None:

@@ -72,6 +72,18 @@ def test_every_token_is_predicted_once_behind_as_much_as_fits() -> None:
     assert list(windows(1, 5, 5)) == []
 
 
+def test_windows_part_from_the_harnesss() -> None:
+    harness = pytest.importorskip("lm_eval.utils", reason="needs lm-eval")
+    for size, window in ((3, 5), (5, 5), (23, 5), (25, 5), (26, 5)):
+        row = list(range(100, 101 + size))  # the first one is the prefix
+        theirs = harness.get_rolling_token_windows(row[1:], row[0], window, 1)
+        ours = [
+            (row[begin:end], row[end - scored + 1 : end + 1])
+            for begin, end, scored in windows(len(row), window, window)
+        ]
+        assert ours == [(list(inputs), list(targets)) for inputs, targets in theirs]
+
+
 @pytest.mark.parametrize("stride", [POSITIONS, 40])
 def test_a_sliding_window_drops_or_repeats_tokens(
     folder: Path, jsonl: Path, texts: list[str], stride: int, capsys: pytest.CaptureFixture[str]
@@ -118,7 +130,7 @@ def test_what_lies_beyond_the_trained_length_is_told_wrong(
 ) -> None:
     """With non-overlapping windows of 2 N, half the tokens are those at positions N and later."""
     model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    tokens = 4 * POSITIONS
+    tokens = 4 * POSITIONS - 1  # and an end token
     rows = measured(capsys, folder, jsonl, "--extrapolate", "--tokens", str(tokens))
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     row, left = [0], tokens
@@ -129,6 +141,7 @@ def test_what_lies_beyond_the_trained_length_is_told_wrong(
         if left <= 0:
             break
     losses = nats(model, row, 2 * POSITIONS, 2 * POSITIONS)
+    assert len(losses) == 4 * POSITIONS
     beyond = [loss for place, loss in enumerate(losses) if place % (2 * POSITIONS) >= POSITIONS]
     assert rows[1]["beyond_loss"] == pytest.approx(math.fsum(beyond) / len(beyond), rel=1e-6)
 

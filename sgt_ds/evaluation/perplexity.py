@@ -36,7 +36,7 @@ class Perplexity:
     bits_per_byte: float
     """Of the text: tokens between documents are left out. Comparable between tokenizers."""
     beyond_loss: float | None
-    """Nats per token of those with at least `length` tokens before them; None without any."""
+    """Nats per token of those with more than `length` tokens before them; None without any."""
 
     @property
     def perplexity(self) -> float:
@@ -122,7 +122,7 @@ class PerplexityProbe:
         return sum(len(one.targets) for one in self.requests)
 
     def _within(self, one: Request) -> int:
-        """How many of a request's targets have fewer than `length` tokens before them."""
+        """How many of a request's targets have `length` tokens before them, or fewer."""
         before = len(one.ids) - len(one.targets) + 1  # tokens before the first target
         return min(max(self.length - before + 1, 0), len(one.targets))
 

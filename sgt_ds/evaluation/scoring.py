@@ -99,7 +99,8 @@ def _gathered(logits: Tensor, targets: Tensor) -> list[float]:
     """Log-probabilities of `targets` (n,) under `logits` (n, vocabulary), some rows at a time."""
     step = max(1, CHUNK_ELEMENTS // logits.shape[-1])
     values: list[float] = []
-    for part, own in zip(logits.split(step), targets.split(step), strict=True):
+    for start in range(0, len(targets), step):
+        part, own = logits[start : start + step], targets[start : start + step]
         precise = part.to(torch.promote_types(part.dtype, torch.float32))
         log_probabilities = precise.log_softmax(-1).gather(-1, own[:, None])
         values += log_probabilities.squeeze(-1).tolist()

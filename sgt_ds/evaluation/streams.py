@@ -118,7 +118,8 @@ def _check_tokenizer(token_set: TokenSet, encoder: Encoder) -> None:
     own = Tokenizer(token_set.tokenizer_file, eos=token_set.manifest.tokenizer.eos_id)
     if isinstance(encoder, TrainingEncoder) and encoder.sha256 == own.sha256:
         return
-    text = own.decode(token_set.shard(0).tokens[:_PROBE_TOKENS].tolist())
+    probe = token_set.shard(0).tokens[:_PROBE_TOKENS]
+    text = own.decode(probe[probe != own.eos_id].tolist())
     if own.encode(text).tolist() != encoder.encode(text, special=False) or (
         encoder.end is not None and encoder.end != own.eos_id
     ):

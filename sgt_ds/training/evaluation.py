@@ -141,7 +141,7 @@ def _probes(
 
 
 def _scores_of(result: TaskResult) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for metric in METRICS:
         score = result.score(metric)
         found[metric] = score.value
