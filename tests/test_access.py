@@ -16,6 +16,7 @@ import pytest
 import yaml
 from pydantic import SecretStr, ValidationError
 
+from sgt_ds.cli import main
 from sgt_ds.config import PRESETS, RunConfig, TelemetryConfig, dump_run_config, load_run_config
 from sgt_ds.errors import UserError
 from sgt_ds.telemetry import Exporter, own_target
@@ -168,3 +169,29 @@ def test_rank_0_does_not_tell_where_the_others_are(start: Start) -> None:
         {"targets": [where], "labels": {"run": "r", "host": name, "rank": rank}}
         for where, rank in (("127.0.0.1:9400", "0"), (f"{name}:9401", "1"), ("[fe80::1]:9402", "2"))
     ]
+
+
+def test_targets_need_the_port_that_the_run_directory_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "night"
+    run_dir.mkdir()
+    values = {
+        "preset": "tiny",
+        "data": {"train": [{"path": "shards"}]},
+        "deepspeed": "ds.json",
+        "run_dir": str(run_dir),
+        "telemetry": {"port": 12345},
+    }
+    (run_dir / "run.yaml").write_text(yaml.safe_dump(values))
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("node1 slots=2\n")
+    for run, ports, port in (
+        (str(run_dir), (), 12345),
+        (str(run_dir), ("--port", "9500"), 9500),
+        ("night", (), 9400),
+    ):
+        assert main(["monitor", "targets", str(hostfile), "--run", run, *ports]) == 0
+        groups = json.loads(capsys.readouterr().out)
+        assert [group["targets"] for group in groups] == [[f"node1:{port}"], [f"node1:{port + 1}"]]
+        assert {group["labels"]["run"] for group in groups} == {"night"}

@@ -20,12 +20,16 @@ def register(commands: Subparsers[Parser]) -> None:
         show_targets,
     )
     parser.add_argument("hostfile", type=Path, metavar="HOSTFILE", help="DeepSpeed hostfile")
-    parser.add_argument("--run", required=True, metavar="NAME", help="value of the label run")
+    parser.add_argument(
+        "--run",
+        required=True,
+        metavar="NAME|DIR",
+        help="value of the label run; or its run directory, for the name and the port",
+    )
     parser.add_argument(
         "--port",
         type=whole_number(1, 65535),
-        default=9400,
-        help="telemetry.port of the run (default: 9400)",
+        help="telemetry.port of the run (default: the run directory's, or 9400)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to replace in one piece; default: stdout"
@@ -34,13 +38,18 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def show_targets(options: argparse.Namespace) -> None:
     """Write the targets."""
+    from sgt_ds.config import RunLayout, load_run_config
     from sgt_ds.errors import UserError
     from sgt_ds.files import write_text_atomically
     from sgt_ds.launch import parse_hostfile
     from sgt_ds.telemetry import targets
 
     hosts = [(host.name, host.slots) for host in parse_hostfile(options.hostfile)]
-    text = json.dumps(targets(hosts, run=options.run, port=options.port), indent=2) + "\n"
+    layout = RunLayout(Path(options.run))
+    name, port = options.run, 9400
+    if layout.config.exists():
+        name, port = layout.run_dir.resolve().name, load_run_config(layout.config).telemetry.port
+    text = json.dumps(targets(hosts, run=name, port=options.port or port), indent=2) + "\n"
     if options.out is None:
         print(text, end="")
         return

@@ -140,7 +140,9 @@ def bench_exporter(
             page = answer.read()
         for _ in range(3):
             step()
-        taken, alone, scraped = 0, [], []
+        taken = 0
+        alone: list[float] = []
+        scraped: list[float] = []
         cpu = {True: 0.0, False: 0.0}
         with Progress("bench exporter", scrapes, "scrapes") as progress:
             while taken < scrapes:
