@@ -22,7 +22,7 @@ from sgt_ds.config import (
 )
 from sgt_ds.errors import SgtError
 from sgt_ds.growth import check_method
-from sgt_ds.launch import RUN_ID_VARIABLE
+from sgt_ds.launch import RUN_ID_VARIABLE, launch_name
 
 if TYPE_CHECKING:
     from sgt_ds.training import Heartbeat
@@ -59,7 +59,7 @@ def _heartbeat(config: RunConfig) -> Heartbeat:
     from sgt_ds.training import Heartbeat
 
     # Raw launches of one run follow each other, and have no id: their meeting place will do.
-    launch = os.environ.get(RUN_ID_VARIABLE) or "-".join(
+    launch = launch_name(os.environ.get(RUN_ID_VARIABLE, "")) or "-".join(
         ["raw", *(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))]
     )
     rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"

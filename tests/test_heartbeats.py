@@ -96,6 +96,8 @@ def rank(folder: Path, number: int) -> subprocess.Popen[str]:
 
 
 def test_ranks_that_stand_still_end_by_themselves_and_one_tells_why(tmp_path: Path) -> None:
+    (tmp_path / heartbeats.HANG_FILE).write_text("of an earlier launch\n")
+    os.utime(tmp_path / heartbeats.HANG_FILE, (1, 1))
     late, waiting = rank(tmp_path, 1), rank(tmp_path, 0)
     said = "".join(process.communicate(timeout=60)[1] for process in (late, waiting))
     assert (late.returncode, waiting.returncode) == (1, 1)

@@ -18,6 +18,7 @@ from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_o
 from sgt_ds.launch.record import RunRecord, read_record, supervision
 from sgt_ds.launch.stop import stop
 from sgt_ds.launch.supervisor import Launch, check_unattended, supervise
+from sgt_ds.launch.watch import launch_name
 
 __all__ = [
     "DEFAULT_MASTER_PORT",
@@ -39,6 +40,7 @@ __all__ = [
     "free_ports",
     "is_this_host",
     "kill_processes",
+    "launch_name",
     "master_address",
     "parse_hostfile",
     "probe",

@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from sgt_ds.errors import SgtError
+from sgt_ds.errors import SgtError, UserError
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.heartbeats import Beat
 
@@ -79,8 +79,13 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._born = self._write()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._born = self._write()
+        except OSError as error:
+            raise UserError(
+                self.folder, None, f"cannot be written ({error.strerror}); choose another run_dir"
+            ) from None
         self._thread.start()
         return self
 
@@ -94,7 +99,8 @@ class Heartbeat:
         self._thread.join(timeout=self._every)
         self._end = "done" if error is None else " ".join(f"{error}".split())[:300] or repr(error)
         self._blames_peer = isinstance(error, LostPeer)
-        self._write()
+        with suppress(OSError):
+            self._write()
 
     @property
     def own_name(self) -> str:
@@ -191,7 +197,11 @@ class Heartbeat:
                 if written > self._born - self._patient_seconds
             ]
             told = heartbeats.hang(beats, now, self._stuck_seconds)
-            with (self.folder / heartbeats.HANG_FILE).open("x", encoding="utf-8") as stream:
+            file = self.folder / heartbeats.HANG_FILE
+            before = _time_of(file)
+            if before is not None and before < self._born:
+                file.unlink(missing_ok=True)
+            with file.open("x", encoding="utf-8") as stream:
                 stream.write(told + "\n")
             print(f"sgt-ds train: {told}", file=sys.stderr, flush=True)
         except FileExistsError:
