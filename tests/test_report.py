@@ -226,6 +226,21 @@ def test_restarts_environment_and_plan_are_told_wrong(tmp_path: Path) -> None:
     assert moment.get("d") == "M500 0V1000"  # step 60 of 120
 
 
+def test_scores_of_the_loop_are_missing_or_swapped(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "vanilla")
+    with (run / "metrics.jsonl").open("a") as stream:
+        for step, value in ((120, 0.25), (121, 0.5)):
+            scores = {
+                "arc": {"acc": value, "acc_stderr": 0.1},
+                "wiki": {"bits_per_byte": 2 - value},
+            }
+            stream.write(json.dumps({"step": step, "evaluation": scores}) + "\n")
+    document = report(tmp_path, run)
+    [arc], [wiki] = figures(document, "arc, in the loop"), figures(document, "wiki, in the loop")
+    assert numbers(arc) == [["run", "120", "0.25"], ["run", "121", "0.5"]]
+    assert [row[2] for row in numbers(wiki)] == ["1.75", "1.5"]
+
+
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script><!--'
 
 

@@ -133,7 +133,7 @@ def test_killing_a_run_loses_nothing_but_the_steps_since_its_checkpoint(
     assert second.step in (6, 12, 18)
     assert second.step <= second.reached
     assert second.values["world_size"] == 2
-    assert second.values["device"].endswith("(CPU, 1 threads a rank)")
+    assert second.values["device"].endswith("(CPU, 1 thread a rank)")
     out = tmp_path / "report.html"
     assert main(["report", str(tmp_path / "run"), str(uninterrupted), "-o", str(out)]) == 0
     assert "loops ×2" in out.read_text()

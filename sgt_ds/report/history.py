@@ -52,6 +52,16 @@ class Validation:
     loss: float
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One score of an evaluation in the loop. `name`: of the task or text."""
+
+    step: int
+    name: str
+    metric: str
+    value: float
+
+
 @dataclass(slots=True)
 class Entropies:
     """Every measurement, as layer means and as variances between the heads of a layer.
@@ -98,6 +108,7 @@ class RunHistory:
     header: Header | None
     updates: Sequence[Update]
     validations: Sequence[Validation]
+    scores: Sequence[Score]
     entropies: Entropies
     initial: State
     decisions: Sequence[DecisionLine]
@@ -182,6 +193,9 @@ def read_history(run_dir: Path, name: str | None = None) -> RunHistory:
         validations=[
             _validation(layout.metrics, row, updates) for row in rows if "validation_loss" in row
         ],
+        scores=[
+            score for row in rows if "evaluation" in row for score in _scores(layout.metrics, row)
+        ],
         entropies=entropies,
         initial=initial,
         decisions=decisions,
@@ -224,6 +238,17 @@ def _validation(path: Path, row: Row, updates: Sequence[Update]) -> Validation:
         flops=_at(updates, step, "flops"),
         loss=number(path, row, "validation_loss"),
     )
+
+
+def _scores(path: Path, row: Row) -> list[Score]:
+    tasks = row["evaluation"]
+    if not isinstance(tasks, dict) or not all(isinstance(one, dict) for one in tasks.values()):
+        raise UserError(path, f"step {row['step']}", "evaluation holds no scores; correct the row")
+    return [
+        Score(row["step"], name, metric, number(path, {**metrics, "step": row["step"]}, metric))
+        for name, metrics in tasks.items()
+        for metric in metrics
+    ]
 
 
 def _at(updates: Sequence[Update], step: int, key: str) -> float:

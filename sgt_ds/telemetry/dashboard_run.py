@@ -79,6 +79,20 @@ _LEARNING = Row(
             Query(f"sgt_gradient_norm{{{RUN}}}", "gradient norm"),
             log_scale=True,
         ),
+        many_lines(
+            "Accuracy in the loop",
+            "percentunit",
+            "Tasks evaluated while training; empty where RUN.yaml asks for none.",
+            Query(f'sgt_evaluation_score{{{RUN}, metric=~"acc|acc_norm"}}', "{{task}}, {{metric}}"),
+            width=12,
+        ),
+        many_lines(
+            "Bits per byte in the loop",
+            "none",
+            "Tasks and texts evaluated while training; lower is better.",
+            Query(f'sgt_evaluation_score{{{RUN}, metric=~"bpb|bits_per_byte"}}', "{{task}}"),
+            width=12,
+        ),
     ),
 )
 

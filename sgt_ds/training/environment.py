@@ -94,4 +94,5 @@ def _processor() -> str:
     except OSError:
         names = []
     name = names[0].strip() if names else platform.machine()
-    return f"{name} (CPU, {torch.get_num_threads()} threads a rank)"
+    threads = torch.get_num_threads()
+    return f"{name} (CPU, {threads} thread{'s' if threads > 1 else ''} a rank)"

@@ -13,6 +13,11 @@ from sgt_ds.report.html.markup import Markup
 
 _ABSCISSAS = {"step": "step", "tokens": "tokens", "flops": "cumulative FLOPs"}
 _NATS = "nats per token"
+# Of the metrics of an evaluation: what a curve says, and its axis.
+_SHOWN_SCORES = {
+    "acc": ("Higher is better.", "accuracy (0–1)"),
+    "bits_per_byte": ("Lower is better.", "bits per byte"),
+}
 
 
 def loss_plots(runs: Sequence[RunHistory]) -> list[Markup | None]:
@@ -69,6 +74,34 @@ def difference_plots(runs: Sequence[RunHistory]) -> list[Markup | None]:
             from_zero=True,
         )
         for key, label in (("step", "step"), ("flops", "cumulative FLOPs"))
+    ]
+
+
+def score_plots(runs: Sequence[RunHistory]) -> list[Markup | None]:
+    """Tasks and texts that were evaluated while training, one plot each."""
+    found = dict.fromkeys(
+        (score.name, score.metric)
+        for run in runs
+        for score in run.scores
+        if score.metric in _SHOWN_SCORES
+    )
+    return [
+        line_plot(
+            f"{name}, in the loop",
+            _SHOWN_SCORES[metric][0],
+            [
+                Series(
+                    run.name,
+                    [one.step for one in run.scores if (one.name, one.metric) == (name, metric)],
+                    [one.value for one in run.scores if (one.name, one.metric) == (name, metric)],
+                    colour,
+                )
+                for colour, run in enumerate(runs)
+            ],
+            x_label="step",
+            y_label=_SHOWN_SCORES[metric][1],
+        )
+        for name, metric in found
     ]
 
 

@@ -69,7 +69,8 @@ def _curves(runs: Sequence[RunHistory]) -> Child:
     plots = [curves.convergence_plot(runs), *curves.loss_plots(runs)]
     if len(runs) > 1:
         plots += curves.difference_plots(runs)
-    return _plots([*plots, *curves.optimizer_plots(runs)], "No update was logged yet.")
+    plots += [*curves.score_plots(runs), *curves.optimizer_plots(runs)]
+    return _plots(plots, "No update was logged yet.")
 
 
 def _growth(runs: Sequence[RunHistory]) -> Child:
