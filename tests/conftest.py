@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from forked import Nursery
 
 # One test process on a small machine: leave a core to the processes that it starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,3 +26,12 @@ def every_run_replays(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
 
     for journal in tmp_path.rglob("growth.jsonl"):
         check_replay(journal.parent, ended=False)
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Forks ranks of real runs, for tests that start many."""
+    from forked import Nursery
+
+    with Nursery() as started:
+        yield started

@@ -133,7 +133,8 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is imported logs to stdout
     verbs = [f"sgt_ds.cli.{verb}" for verb in VERBS]
-    for module in ("sgt_ds.training.build", "sgt_ds.inference.conversion", *verbs):
+    rooms = ("sgt_ds.train", "sgt_ds.training.build", "sgt_ds.inference.conversion")
+    for module in (*rooms, *verbs):
         importlib.import_module(module)
     children: set[int] = set()
     for line in sys.stdin:

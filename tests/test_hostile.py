@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,6 @@ from sgt_ds.cli import main
 from sgt_ds.errors import UserError
 
 LAST = "step-00000004"
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

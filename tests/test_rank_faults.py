@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ from sgt_ds.training.integrity import checksums
 
 FAULTY = "faulty:main"
 CPU_BF16 = runs.ROOT / "ds_configs" / "zero2_bf16_cpu.json"
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,6 @@ from forked import Nursery
 from sgt_ds.checkpoints import list_checkpoints, read_manifest, read_state, verify
 
 FAULTY = "faulty:main"
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

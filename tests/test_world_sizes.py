@@ -24,7 +24,9 @@ def growth(run_dir: Path) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_two_ranks_then_one_then_four_then_two_lose_or_grow_otherwise(tmp_path: Path) -> None:
+def test_two_ranks_then_one_then_four_then_two_lose_or_grow_otherwise(
+    tmp_path: Path, nursery: Nursery
+) -> None:
     data = runs.write_data(tmp_path / "data")
     settings: dict[str, Any] = {
         "growth": {"t_start": 4, "interval": 4},
@@ -33,17 +35,16 @@ def test_two_ranks_then_one_then_four_then_two_lose_or_grow_otherwise(tmp_path: 
         "telemetry": {"enabled": False},
     }
     whole = runs.write_run(tmp_path / "whole.yaml", data, **settings)
-    with Nursery() as nursery:
-        nursery.start(tmp_path / "log", [whole], ranks=2).end()
-        before = tmp_path / "whole"
-        # Each goes on from the one before it: inside the entry of a layer, and of a depth.
-        for name, ranks, step in (("one", 1, 6), ("four", 4, 11), ("two", 2, 15)):
-            file = runs.write_run(tmp_path / f"{name}.yaml", data, **settings)
-            shutil.copytree(before, tmp_path / name)
-            assert roll_back(tmp_path / name, step).step == step
-            told = nursery.start(tmp_path / "log", [file], ranks=ranks).end()
-            assert "cut anew for" in told
-            before = tmp_path / name
+    nursery.start(tmp_path / "log", [whole], ranks=2).end()
+    before = tmp_path / "whole"
+    # Each goes on from the one before it: inside the entry of a layer, and of a depth.
+    for name, ranks, step in (("one", 1, 6), ("four", 4, 11), ("two", 2, 15)):
+        file = runs.write_run(tmp_path / f"{name}.yaml", data, **settings)
+        shutil.copytree(before, tmp_path / name)
+        assert roll_back(tmp_path / name, step).step == step
+        told = nursery.start(tmp_path / "log", [file], ranks=ranks).end()
+        assert "cut anew for" in told
+        before = tmp_path / name
     expected, found = runs.losses(tmp_path / "whole"), runs.losses(before)
     assert sorted(found) == list(range(1, STEPS + 1))
     assert max(abs(found[step] - expected[step]) for step in expected) < 1e-6

@@ -286,14 +286,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[1, 2], help="the kills are shared among these"
+    )
     parser.add_argument("--scratch", type=Path, help="where runs are written (default: /tmp)")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="training-storm-", dir=options.scratch))
     started, status = time.monotonic(), 0
     with Nursery() as nursery:
-        for ranks in (1, 2):
+        for number, ranks in enumerate(options.ranks):
             storm = Storm(nursery, root / str(ranks), ranks, options.seed)
-            share = options.kills // 2 if ranks == 1 else options.kills - options.kills // 2
+            share = (options.kills + number) // len(options.ranks)
             try:
                 storm.run(share)
             except Parted as error:
