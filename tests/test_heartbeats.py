@@ -78,13 +78,16 @@ with Heartbeat(Path(sys.argv[1]), int(sys.argv[2]), hang_seconds=3, patient_seco
     if sys.argv[2] == "0":
         heart.enter("reduce")
     print("there", flush=True)
-    sys.stdin.readline()
+    if sys.argv[3] == "wait":
+        sys.stdin.readline()
+    else:
+        time.sleep(60)
 """
 
 
-def rank(folder: Path, number: int) -> subprocess.Popen[str]:
+def rank(folder: Path, number: int, then: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RANK), str(folder), str(number)],
+        [sys.executable, "-c", textwrap.dedent(RANK), str(folder), str(number), then],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -98,7 +101,7 @@ def rank(folder: Path, number: int) -> subprocess.Popen[str]:
 def test_ranks_that_stand_still_end_by_themselves_and_one_tells_why(tmp_path: Path) -> None:
     (tmp_path / heartbeats.HANG_FILE).write_text("of an earlier launch\n")
     os.utime(tmp_path / heartbeats.HANG_FILE, (1, 1))
-    late, waiting = rank(tmp_path, 1), rank(tmp_path, 0)
+    late, waiting = rank(tmp_path, 1, "hang"), rank(tmp_path, 0, "hang")
     said = "".join(process.communicate(timeout=60)[1] for process in (late, waiting))
     assert (late.returncode, waiting.returncode) == (1, 1)
     assert said.count("sgt-ds train:") == 1
@@ -112,7 +115,7 @@ def test_ranks_that_stand_still_end_by_themselves_and_one_tells_why(tmp_path: Pa
 def test_a_launch_in_the_place_of_one_that_hung_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / heartbeats.HANG_FILE).write_text("of an earlier launch\n")
     os.utime(tmp_path / heartbeats.HANG_FILE, (time.time() - 100, time.time() - 100))
-    process = rank(tmp_path, 0)
+    process = rank(tmp_path, 0, "wait")
     time.sleep(1.5)  # longer than between two looks, shorter than the limit
     assert process.poll() is None
     process.communicate("go on\n", timeout=60)
