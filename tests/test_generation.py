@@ -190,6 +190,12 @@ def test_one_compiled_graph_decodes_every_token() -> None:
     assert graphs == 1
 
 
+def test_continuous_batching_is_not_offered_to_loops() -> None:
+    """Its paged cache would let the passes of a layer overwrite each other."""
+    assert not hasattr(build(LOOPS["one"]), "init_continuous_batching")
+    assert callable(build({}).init_continuous_batching)
+
+
 def test_attention_maps_and_hidden_states_count_layers_not_passes() -> None:
     model = build(LOOPS["block"], "eager")
     answer = model(tokens(1, 8), output_attentions=True, output_hidden_states=True)
@@ -298,3 +304,28 @@ def test_a_folder_that_is_no_export_is_one_line(
     assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "is no export" in line
+
+
+@pytest.mark.parametrize("where", ["auto", "disk"])
+def test_weights_that_a_device_map_keeps_elsewhere_reach_the_loops(
+    where: str, tmp_path: Path
+) -> None:
+    """`disk`: every layer's weights come from there, pass by pass."""
+    model, ids = build(LOOPS["several"]), tokens(2, 9)
+    model.save_pretrained(tmp_path / "model")
+    device_map: Any = where
+    if where == "disk":
+        device_map = {f"model.layers.{n}": "disk" for n in range(SHAPE.num_layers)}
+        device_map |= dict.fromkeys(
+            ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu"
+        )
+    loaded = SgtForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
+    )
+    if where == "disk":
+        assert loaded.model.layers[3].self_attn.q_proj.weight.is_meta
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    text = loaded.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert torch.equal(text, expected)

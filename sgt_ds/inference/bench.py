@@ -22,6 +22,9 @@ from sgt_ds.errors import UserError
 # Two graphs a case, a batch and a kind of pass; dynamo's own 8 would fall back to eager.
 _MAX_GRAPHS = 64
 
+# Tokens that a case decodes before the next one's turn: what else the machine does hits all alike.
+_TURN = 8
+
 
 @dataclass(frozen=True)
 class InferenceSetting:
@@ -97,8 +100,7 @@ def bench_inference(
         runners = {name: _Runner(model, batch, setting) for name, model in models.items()}
         timed: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
         for number in range(setting.rounds + 1):
-            for name, runner in runners.items():
-                seconds = runner.run()
+            for name, seconds in _round(runners, setting.generated).items():
                 if number:  # the first round warms up, and compiles
                     timed[name].append(seconds)
         for name in models:
@@ -107,6 +109,16 @@ def bench_inference(
             if on_row is not None:
                 on_row(row)
     return rows
+
+
+def _round(runners: dict[str, _Runner], generated: int) -> dict[str, tuple[float, float]]:
+    """Seconds of each case's prefill and decoding, in turns of a few tokens."""
+    prefill = {name: runner.prefill() for name, runner in runners.items()}
+    decode = dict.fromkeys(runners, 0.0)
+    for start in range(0, generated, _TURN):
+        for name, runner in runners.items():
+            decode[name] += runner.decode(min(_TURN, generated - start))
+    return {name: (prefill[name], decode[name]) for name in runners}
 
 
 def _row(
@@ -192,23 +204,27 @@ class _Runner:
             mode = "reduce-overhead" if setting.device.type == "cuda" else None
             self._step = torch.compile(self._plain_step, fullgraph=True, dynamic=False, mode=mode)
 
-    def run(self) -> tuple[float, float]:
-        """Seconds of the prefill, and of the tokens decoded after it."""
-        setting = self._setting
-        if setting.compiled:
+    def prefill(self) -> float:
+        """Seconds of the prompt, into an empty cache."""
+        if self._setting.compiled:
             self._cache.reset()
         else:
             self._cache = self._new_cache(self._ids.shape[0])
         with torch.inference_mode():
             started = self._now()
-            following = self._next(self._ids, self._positions)
-            filled = self._now()
-            position = self._positions[:, -1:] + 1
-            for _ in range(setting.generated):
-                following = self._next(following, position)
-                position = position + 1
+            self._following = self._next(self._ids, self._positions)
             ended = self._now()
-        return filled - started, ended - filled
+            self._position = self._positions[:, -1:] + 1
+        return ended - started
+
+    def decode(self, tokens: int) -> float:
+        """Seconds of so many tokens more."""
+        with torch.inference_mode():
+            started = self._now()
+            for _ in range(tokens):
+                self._following = self._next(self._following, self._position)
+                self._position = self._position + 1
+            return self._now() - started
 
     def _next(self, ids: Tensor, positions: Tensor) -> Tensor:
         if self._setting.compiled:

@@ -160,6 +160,17 @@ def eager_attention(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
+def _weight(projection: nn.Linear) -> torch.Tensor:
+    """The weight, wherever it is: one that `device_map` keeps off the device comes when it is called
+    for by the module's own hook, which an extra pass does not run through.
+    """
+    hook = getattr(projection, "_hf_hook", None)
+    if hook is None or not projection.weight.is_meta:
+        return projection.weight
+    weight: torch.Tensor = hook.weights_map["weight"].to(hook.execution_device)
+    return weight
+
+
 class SgtAttention(LlamaAttention):
     """LLaMA's attention, over all heads or over a gathered few."""
 
@@ -190,12 +201,13 @@ class SgtAttention(LlamaAttention):
         By slices with fixed bounds: no index tensor that would have to follow the weights to their
         device, and nothing that a compiled or captured graph could stumble over.
         """
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        return torch.cat([each.weight[self._span(head)] for each in projections for head in heads])
+        weights = [_weight(each) for each in (self.q_proj, self.k_proj, self.v_proj)]
+        return torch.cat([weight[self._span(head)] for weight in weights for head in heads])
 
     def columns(self, heads: tuple[int, ...], factors: tuple[float, ...] = ()) -> torch.Tensor:
         """Columns of W_o of some heads, times a factor each: (d, heads × head size)."""
-        columns = [self.o_proj.weight[:, self._span(head)] for head in heads]
+        weight = _weight(self.o_proj)
+        columns = [weight[:, self._span(head)] for head in heads]
         if factors:
             columns = [column * factor for column, factor in zip(columns, factors, strict=True)]
         return torch.cat(columns, dim=1)
@@ -372,6 +384,16 @@ class SgtForCausalLM(LlamaForCausalLM):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `LlamaForCausalLM`; the cache under either name."""
         return super().forward(*args, **_cache_as_known(kwargs))
+
+    @property
+    def init_continuous_batching(self) -> Callable[..., Any]:
+        """Absent where a layer loops: a paged cache has one layer for each of the model's, of the
+        same number of heads. Servers ask whether it is there, and answer one by one otherwise.
+        """
+        if self.config.loops:
+            raise AttributeError("continuous batching has no cache for extra passes")
+        batching: Callable[..., Any] = super().init_continuous_batching
+        return batching
 
     def _get_static_cache_init_shape(self) -> tuple[list[int], int] | None:
         """Heads of each cache layer and the head size, for caches that are made ahead of time."""
