@@ -45,15 +45,13 @@ def interface_towards(host: str) -> str | None:
     """The name of the interface by which this host reaches `host`, or is it. Sends nothing."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        if family not in (socket.AF_INET, socket.AF_INET6):
-            return None
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
-            own = probe.getsockname()[0]
+            own = str(probe.getsockname()[0])
     except OSError:
         return None
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.split("%")[0] == own for entry in addresses):
-            return name
+            return str(name)
     # All of 127.0.0.0/8 is the loopback's, whatever addresses it lists.
     return "lo" if own.startswith("127.") else None
