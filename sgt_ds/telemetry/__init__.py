@@ -1,5 +1,6 @@
 """What operators see of a run: metric definitions, the exporters, scrape targets."""
 
+from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.certificate import Certificate
 from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.hardware import HardwareSampler
@@ -24,6 +25,7 @@ __all__ = [
     "TargetGroup",
     "Tracker",
     "full_record",
+    "heartbeats",
     "own_target",
     "peak_flops",
     "targets",

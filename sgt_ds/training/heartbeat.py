@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.telemetry import heartbeats
-from sgt_ds.telemetry.heartbeats import Beat
 
 # Time between two signs of life: a second, more where many ranks share the file system.
 MOST_SECONDS = 10.0
@@ -174,7 +173,7 @@ class Heartbeat:
 
     def _write(self) -> float:
         """Write where this rank stands. Returns the time, by the file system's clock."""
-        beat = Beat(
+        beat = heartbeats.Beat(
             rank=self._rank,
             host=self._host,
             pid=os.getpid(),
