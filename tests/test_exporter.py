@@ -25,10 +25,11 @@ from sgt_ds.errors import UserError
 from sgt_ds.growth import Loop, State
 from sgt_ds.launch import free_ports
 from sgt_ds.telemetry import METRICS, DeviceMemory, Exporter, StepRecord, peak_flops
+from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.exporter import RENDERING_LASTS_SECONDS
 from sgt_ds.telemetry.hardware import Hardware, HardwareSampler
 from sgt_ds.telemetry.metric import INFO_LABELS, STALL_REASONS
-from sgt_ds.telemetry.reference import full_snapshot, reference, series_of
+from sgt_ds.telemetry.reference import reference, series_of
 
 TINY = PRESETS["tiny"]
 INFO = dict.fromkeys(INFO_LABELS, "x") | {"run": "r", "method": "sgt"}

@@ -14,7 +14,7 @@ import pytest
 from sgt_ds.config import WandbConfig
 from sgt_ds.errors import UserError
 from sgt_ds.telemetry import Tracker, tensorboard, wandb
-from sgt_ds.telemetry.reference import full_snapshot
+from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.snapshot import Snapshot
 from sgt_ds.telemetry.trackers import MOST_WAITING, plotted
 

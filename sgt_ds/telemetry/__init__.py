@@ -2,13 +2,13 @@
 
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.certificate import Certificate
+from sgt_ds.telemetry.example import full_record
 from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.hardware import HardwareSampler
 from sgt_ds.telemetry.metric import STEP_PARTS, Metric
 from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
-from sgt_ds.telemetry.reference import full_record
 from sgt_ds.telemetry.snapshot import DeviceMemory
 from sgt_ds.telemetry.targets import TargetGroup, own_target, targets
 from sgt_ds.telemetry.trackers import Tracker, tensorboard, wandb

@@ -5,24 +5,14 @@
 
 from __future__ import annotations
 
-import math
-
-from sgt_ds.growth import Loop, State
-from sgt_ds.telemetry.hardware import Hardware
-from sgt_ds.telemetry.metric import (
-    MARGIN_KINDS,
-    RULES,
-    STALL_REASONS,
-    STEP_BUCKETS_SECONDS,
-    Metric,
-)
+from sgt_ds.telemetry.example import LOOPING_LAYERS, full_snapshot
+from sgt_ds.telemetry.metric import STEP_BUCKETS_SECONDS, Metric
 from sgt_ds.telemetry.metrics import METRICS
-from sgt_ds.telemetry.record import StepRecord
-from sgt_ds.telemetry.snapshot import DeviceMemory, Snapshot, counters_of, families
+from sgt_ds.telemetry.snapshot import counters_of, families
 
 # What prometheus_client's ProcessCollector adds on Linux.
 PROCESS_SERIES = 6
-EXAMPLE = {"num_layers": 16, "num_heads": 16, "looping_layers": 3}
+LAYERS, HEADS = 16, 16
 RANKS, RANKS_OF_A_HOST = 1024, 8
 
 _HEAD = """\
@@ -35,8 +25,9 @@ local rank. Units are base units, ratios lie in 0–1, layers and heads count fr
 
 - **run** series describe the run as a whole; global rank 0 alone serves them.
 - **host** series describe a machine; local rank 0 of each host serves them.
-- **rank** series describe one rank; every rank serves its own. Like those of hosts they carry no rank label of their
-  own: the scrape target brings `run`, `host` and `rank` (`sgt-ds monitor targets`).
+- **rank** series describe one rank; every rank serves its own. Like those of hosts they carry no
+  rank label of their own: the scrape target brings `run`, `host` and `rank` (`sgt-ds monitor
+  targets`).
 - Counters of a run go on from the checkpoint after a resume. Where a crash sets the run back behind
   what a scraper has seen, they rest until the run has caught up, so `rate()` shows no jump;
   `sgt_rank_step` and all gauges tell where the run really is. Counters of a rank begin at 0 with
@@ -91,73 +82,18 @@ def reference() -> str:
         ranks=RANKS,
         hosts=hosts,
         total=first + (hosts - 1) * local + (RANKS - hosts) * other,
-        **EXAMPLE,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        looping_layers=LOOPING_LAYERS,
     )
     return _HEAD + "".join(_row(metric) for metric in METRICS) + tail
 
 
 def series_of(*, model_wide: bool, host_wide: bool) -> int:
     """How many series one rank of the example serves, every optional one among them."""
-    snapshot = full_snapshot(
-        EXAMPLE["num_layers"], EXAMPLE["num_heads"], model_wide=model_wide, host_wide=host_wide
-    )
+    snapshot = full_snapshot(LAYERS, HEADS, model_wide=model_wide, host_wide=host_wide)
     rendered = families(snapshot, counters_of(snapshot))
     return sum(len(family.samples) for family in rendered) + PROCESS_SERIES
-
-
-def full_record(num_layers: int, num_heads: int) -> StepRecord:
-    """A logged update in which every value is there, and whole layers loop."""
-    looping = range(num_layers - min(num_layers, EXAMPLE["looping_layers"]), num_layers)
-    whole = Loop(depth=1, heads=None, scope="attention", step=0, entered=0)
-    return StepRecord(
-        step=1,
-        tokens=1,
-        loss=math.log(50280),
-        learning_rate=6e-4,
-        grad_norm=1.0,
-        step_seconds=1.0,
-        tokens_per_second=1.0,
-        flops=1,
-        vanilla_flops=1,
-        overhead_ratio=0.0,
-        flops_per_token=1,
-        mfu_ratio=0.5,
-        data_wait_seconds=0.0,
-        skipped_steps=0,
-        phase="growing",
-        loops=State(dict.fromkeys(looping, whole)),
-        entropy=[[0.5] * num_heads] * num_layers,
-        layer_stderr=[0.01] * num_layers,
-        source_tokens={"shards/c4": 1},
-        planned_overhead_ratio=0.0,
-    )
-
-
-def full_snapshot(
-    num_layers: int, num_heads: int, *, model_wide: bool, host_wide: bool
-) -> Snapshot:
-    """A snapshot in which every metric has a value, and whole layers loop."""
-    return Snapshot(
-        rank=0,
-        model_wide=model_wide,
-        host_wide=host_wide,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        info={},
-        step_timestamp=0.0,
-        record=full_record(num_layers, num_heads),
-        run_steps=1,
-        validation_loss=1.0,
-        evaluation={"arc_easy": {"acc": 0.5}},
-        growth_events=dict.fromkeys(RULES, 0),
-        growth_stalls=dict.fromkeys(STALL_REASONS, 0),
-        growth_margin=dict.fromkeys(MARGIN_KINDS, 3.0),
-        within_noise=False,
-        checkpoint_seconds=1.0,
-        checkpoint_timestamp=0.0,
-        device_memory=DeviceMemory(allocated=1, reserved=1, peak=1, size=1),
-        hardware=Hardware(1, 1, 1, 1, 1, 1, 0.5, 300.0, 1.0),
-    )
 
 
 def _row(metric: Metric) -> str:
