@@ -334,7 +334,7 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        found = "; ".join(row.faults) or "none, bit for bit, untouched"
+        found = " ".join("; ".join(row.faults).split()) or "none, bit for bit, untouched"
         status = "–" if row.status is None else row.status
         lines.append(
             f"| {row.name} | {row.outcome} | {row.seconds:.1f} | {status} | {found} | "

@@ -186,6 +186,15 @@ def test_a_batch_that_does_not_divide_names_sizes_that_do(run_file: Path, tmp_pa
         resolve_deepspeed(config, 2, run_file)
 
 
+def test_a_host_too_many_is_told_with_the_numbers_of_ranks_that_fit(
+    run_file: Path, tmp_path: Path
+) -> None:
+    batch = ["training.global_batch_size=96", "training.micro_batch_size=2"]
+    config = load_run_config(run_file, [deepspeed_file(tmp_path), *batch])
+    with pytest.raises(UserError, match=r"or train on 3, 4, 6, 8, 12, 16 ranks"):
+        resolve_deepspeed(config, 10, run_file)
+
+
 @pytest.mark.parametrize(
     "override", ["growth.k_max=2026-99-99", "growth.k_max={[1]: 2}", "growth.k_max=["]
 )

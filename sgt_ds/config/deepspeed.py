@@ -121,6 +121,11 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
             if per_rank
             else f"use a number of ranks that divides {batch}"
         )
+        # A host more or less: the numbers of ranks nearest to this one that the batch can take.
+        fitting = [ranks for ranks in range(1, batch // micro + 1) if batch % (micro * ranks) == 0]
+        if fitting:
+            near = sorted(sorted(fitting, key=lambda ranks: abs(ranks - world_size))[:6])
+            mend += f", or train on {', '.join(map(str, near))} ranks"
         raise UserError(
             config_file,
             "training.global_batch_size",

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,20 @@ _OWN_NODE = "sgt_ds.launch.node"
 class PdshRunner(runner.PDSHRunner):  # type: ignore[misc]  # DeepSpeed has no types
     """pdsh with an end that is exact, and with nodes that a stranger's `pkill -f` does not find."""
 
+    def parse_user_args(self) -> list[str]:
+        """The arguments for the shells of the hosts; DeepSpeed quotes spaces and nothing else."""
+        return [shlex.quote(argument) for argument in self.args.user_args]
+
     def get_cmd(
         self, environment: dict[str, str], active_resources: dict[str, list[int]]
     ) -> tuple[list[str], list[str], dict[str, str]]:
         """The command, the one that ends it everywhere, and the environment of both."""
         command, kill, environment = super().get_cmd(environment, active_resources)
+        here = shlex.quote(str(Path.cwd()))
+        command = [f"cd {here};" if part.startswith("cd ") else part for part in command]
         place = command.index(_ORIGINAL_NODE)
         to_hosts = kill[: kill.index("pkill -f ")]
-        end = f"cd {Path.cwd()}; {sys.executable} -m sgt_ds.launch.processes kill"
+        end = f"cd {here}; {sys.executable} -m sgt_ds.launch.processes kill"
         kill = [*to_hosts, f"{end} {os.environ[RUN_ID_VARIABLE]}"]
         return [*command[:place], _OWN_NODE, *command[place + 1 :]], kill, environment
 
