@@ -195,6 +195,8 @@ def _run_once(
             # The launcher may have died before its ranks: those are orphans then.
             _await_ranks(record, signals)
         orphans = len(processes_of(record.run_id))
+        # Who still lives would count among the dead.
+        deaths = "" if orphans else watch.deaths()
     finally:
         left = end_everywhere(record)
         # The launcher carries the id too; reap it.
@@ -204,7 +206,7 @@ def _run_once(
     if forced:
         return status, f"{forced}; {_last_checkpoint(launch)}"
     stopping = bool(signals.count) or asked.is_set()
-    return _judge(launch, child.returncode, orphans, watch.deaths(), stopping=stopping)
+    return _judge(launch, child.returncode, orphans, deaths, stopping=stopping)
 
 
 def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
@@ -286,7 +288,7 @@ def _judge(
     step = max(newest_step(layout), 0)
     if returncode == BAD_INPUT:
         return BAD_INPUT, f"the run failed with status {returncode}; {_last_checkpoint(launch)}"
-    if returncode or orphans or deaths:
+    if returncode or orphans or (deaths and step < steps):
         cause = "it" if not returncode else f"it ended with status {returncode}"
         if returncode < 0:
             cause = f"its launcher was ended by signal {-returncode}"
