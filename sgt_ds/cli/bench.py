@@ -9,6 +9,7 @@ from sgt_ds.cli import (
     bench_inference,
     bench_prepare,
     bench_step,
+    bench_train,
 )
 from sgt_ds.cli.frame import Parser, Subparsers, add_group
 
@@ -22,3 +23,4 @@ def register(commands: Subparsers[Parser]) -> None:
     bench_exporter.register(group)
     bench_inference.register(group)
     bench_prepare.register(group)
+    bench_train.register(group)

@@ -16,6 +16,7 @@ from sgt_ds.launch.ports import free_ports
 from sgt_ds.launch.probe import Probed, probe, table
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_of
 from sgt_ds.launch.record import RunRecord, read_record, supervision
+from sgt_ds.launch.run_bench import RunFigures, RunWish, bench_runs, variant
 from sgt_ds.launch.stop import stop
 from sgt_ds.launch.supervisor import Launch, check_unattended, supervise
 from sgt_ds.launch.watch import launch_name
@@ -28,8 +29,11 @@ __all__ = [
     "Launch",
     "Launcher",
     "Probed",
+    "RunFigures",
     "RunRecord",
+    "RunWish",
     "Target",
+    "bench_runs",
     "check_build_locks",
     "check_compiler",
     "check_launch",
@@ -51,5 +55,6 @@ __all__ = [
     "supervise",
     "supervision",
     "table",
+    "variant",
     "world_size",
 ]

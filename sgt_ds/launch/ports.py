@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import socket
+from itertools import chain
 from pathlib import Path
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -21,8 +22,9 @@ def free_ports(count: int = 1, *, host: str = "127.0.0.1", first: int | None = N
     that choose at the same time part. Raises: OSError where no such row is free.
     """
     end = 65_536 if first is not None else max(_ephemeral_start(), _LOWEST + count)
-    start = first if first is not None else random.SystemRandom().randrange(_LOWEST, end)
-    for port in (*range(start, end - count + 1), *(range(_LOWEST, start) if first is None else ())):
+    start = random.SystemRandom().randrange(_LOWEST, end) if first is None else first
+    wrapped = range(_LOWEST, start) if first is None else range(0)
+    for port in chain(range(start, end - count + 1), wrapped):
         if all(is_free(host, port + offset) for offset in range(count)):
             return port
     raise OSError(f"no {count} TCP ports in a row are free on {host} from {first or _LOWEST} on")

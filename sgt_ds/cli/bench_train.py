@@ -1,0 +1,139 @@
+"""`sgt-ds bench train`: methods and numbers of ranks beside each other, in whole runs."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from sgt_ds.launch import RunFigures
+
+VARIANTS = ["vanilla", "sgt:1", "sgt:3"]
+
+
+def register(group: Subparsers[Parser]) -> None:
+    """Add the command to the group `bench`."""
+    parser = add_command(
+        group,
+        "train",
+        "Time whole runs through the launcher: methods beside vanilla, on 1, 2, … ranks.",
+        "sgt-ds bench train run.yaml --num-gpus 1 2 4 8 --variants vanilla sgt:3",
+        train,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="model, data, batch, DeepSpeed")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `sgt-ds train`")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=VARIANTS,
+        metavar="V",
+        help="vanilla, sgt:K (its fixed phase), attention_loop:K, block_loop:K",
+    )
+    parser.add_argument(
+        "--num-gpus", nargs="+", type=whole_number(1), default=[1], metavar="N", help="ranks"
+    )
+    parser.add_argument(
+        "--micro-batches",
+        type=whole_number(1),
+        default=1,
+        metavar="A",
+        help="of an update on each rank: the batch grows with the ranks (weak scaling)",
+    )
+    parser.add_argument(
+        "--global-batch",
+        type=whole_number(1),
+        metavar="G",
+        help="sequences of an update at every number of ranks (strong scaling)",
+    )
+    parser.add_argument("--updates", type=whole_number(1), default=4, help="of one interval")
+    parser.add_argument("--intervals", type=whole_number(1), default=5, help="timed, of each run")
+    parser.add_argument("--warm-up", type=whole_number(1), default=1, help="intervals before them")
+    parser.add_argument(
+        "--repeats", type=whole_number(1), default=1, help="of all runs, in turned order"
+    )
+    parser.add_argument("--heads", type=whole_number(1), default=2, help="that loop in sgt:K")
+    parser.add_argument("--scratch", type=Path, metavar="DIR", help="for the runs' own directories")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def train(options: argparse.Namespace) -> None:
+    """Measure and print."""
+    from sgt_ds.config import load_run_config
+    from sgt_ds.launch import RunWish, bench_runs, variant
+
+    config = load_run_config(options.run, options.overrides)
+    micro = config.training.micro_batch_size
+    global_batch = {
+        ranks: options.global_batch or micro * options.micro_batches * ranks
+        for ranks in options.num_gpus
+    }
+    for ranks, sequences in global_batch.items():
+        if sequences % (micro * ranks):
+            raise UserError(
+                "--global-batch",
+                None,
+                f"{sequences} is no multiple of {micro} sequences on each of {ranks} ranks",
+            )
+    if options.scratch is not None and options.scratch.exists() and any(options.scratch.iterdir()):
+        raise UserError("--scratch", None, f"{options.scratch} is not empty; give a new directory")
+    variants = [variant(text, config.model.num_layers, options.heads) for text in options.variants]
+    scratch = options.scratch or Path(tempfile.mkdtemp(prefix="sgt-ds-bench-"))
+    figures = bench_runs(
+        RunWish(
+            run_yaml=options.run,
+            config=config,
+            overrides=tuple(options.overrides),
+            variants=tuple(variants),
+            ranks=tuple(options.num_gpus),
+            updates=options.updates,
+            intervals=options.intervals,
+            warm_up=options.warm_up,
+            repeats=options.repeats,
+            global_batch=global_batch,
+            scratch=scratch,
+        )
+    )
+    if options.scratch is None:  # what failed stays, to be read
+        shutil.rmtree(scratch)
+    if options.json:
+        print_json({"runs": [run.as_json() for run in figures]})
+    else:
+        _print_table(figures)
+
+
+def _print_table(figures: Sequence[RunFigures]) -> None:
+    print(
+        f"{'variant':18}{'ranks':>6}{'batch':>7}{'s/update':>10}{'tokens/s/rank':>15}{'MFU':>7}"
+        f"{'time':>8}{'FLOPs':>8}{'excess':>8}{'scaling':>9}{'spread':>8}{'growth µs':>11}{'save s':>8}"
+    )
+    for run in figures:
+        print(
+            f"{run.variant:18}{run.ranks:6}{run.global_batch_size:7}{run.step_seconds:10.4f}"
+            f"{run.tokens_per_second_per_rank:15,.0f}{_share(run.mfu_ratio):>7}"
+            f"{_added(run.time_ratio):>8}{_added(run.flops_ratio):>8}"
+            + (f"{run.excess:8.2f}" if run.excess is not None else f"{'':8}")
+            + f"{_share(run.scaling_ratio):>9}{100 * run.rank_spread_ratio:7.1f}%"
+            f"{1e6 * run.growth_collective_seconds:11,.0f}{run.checkpoint_seconds:8.2f}"
+        )
+    for run in figures:
+        shares = "  ".join(f"{part} {100 * share:.1f}%" for part, share in run.parts.items())
+        print(f"parts of an update, {run.variant} on {run.ranks}: {shares}")
+    print(
+        "time, FLOPs: added to vanilla's on as many ranks; excess: the one over the other; "
+        "scaling: tokens/s/rank over those of the fewest ranks"
+    )
+
+
+def _share(ratio: float | None) -> str:
+    return "" if ratio is None else f"{100 * ratio:.1f}%"
+
+
+def _added(ratio: float | None) -> str:
+    return "" if ratio is None else f"{100 * (ratio - 1):+.2f}%"

@@ -1,0 +1,297 @@
+"""`bench train`: whole runs through the launcher, methods and numbers of ranks beside each other.
+
+Every figure comes from what a run tells anybody: rows of its metrics.jsonl, and its ranks'
+exporters, scraped as Prometheus would. Knows no model and no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from sgt_ds.config import RunConfig, RunLayout
+from sgt_ds.errors import SgtError, UserError
+from sgt_ds.launch.ports import free_ports
+from sgt_ds.progress import Progress
+
+SCRAPE_SECONDS = 0.5
+# Of a failed run's output, what its error shows.
+LAST_LINES = 3
+_COUNT = ("sgt_step_duration_seconds_count", ())
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the same file: a name, and the keys that it changes."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunWish:
+    """What is measured. Each run has `warm_up` intervals that do not count, then `intervals`."""
+
+    run_yaml: Path
+    config: RunConfig
+    overrides: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    ranks: tuple[int, ...]
+    updates: int
+    """Updates of an interval: one row of metrics, one wait for the device."""
+    intervals: int
+    warm_up: int
+    repeats: int
+    """Times that all runs are made, in turned order, so that a drift hits them alike."""
+    global_batch: Mapping[int, int]
+    """Sequences of an update, by number of ranks."""
+    scratch: Path
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """One run. Ratios are to vanilla of the same number of ranks and the same repeat."""
+
+    variant: str
+    ranks: int
+    repeat: int
+    global_batch_size: int
+    step_seconds: float
+    """Median over the intervals."""
+    step_seconds_range: tuple[float, float]
+    tokens_per_second_per_rank: float
+    flops_per_token: float
+    mfu_ratio: float | None
+    rank_spread_ratio: float
+    """Slowest rank's mean update over the quickest's, less one."""
+    parts: dict[str, float]
+    """Share of each part of an update, mean of all ranks, whole run."""
+    growth_collective_seconds: float
+    """Of growth's reduce and broadcast, per update, mean of all ranks."""
+    checkpoint_seconds: float
+    """The last save, which is waited for."""
+    time_ratio: float | None = None
+    flops_ratio: float | None = None
+    scaling_ratio: float | None = None
+    """Tokens per second and rank over those of the fewest ranks, same variant and repeat."""
+
+    @property
+    def excess(self) -> float | None:
+        """Added time over added FLOPs; None for vanilla."""
+        if self.time_ratio is None or self.flops_ratio is None or self.flops_ratio == 1:
+            return None
+        return (self.time_ratio - 1) / (self.flops_ratio - 1)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, `excess` among them."""
+        return {**asdict(self), "excess": self.excess}
+
+
+def variant(text: str, num_layers: int, heads: int) -> Variant:
+    """`vanilla`, or METHOD:LOOPS of `sgt`, `attention_loop`, `block_loop`, from the first updates on.
+
+    `sgt:K` is what such a run ends as: the three deepest layers, `heads` heads, K passes each.
+    Raises: UserError.
+    """
+    method, _, loops = text.partition(":")
+    if text == "vanilla":
+        return Variant(text, ("method=vanilla",))
+    if (
+        method not in ("sgt", "attention_loop", "block_loop")
+        or not loops.isdecimal()
+        or loops == "0"
+    ):
+        raise UserError(
+            "--variants",
+            None,
+            f"'{text}' is none of vanilla, sgt:K, attention_loop:K, block_loop:K",
+        )
+    layers = [layer for layer in range(num_layers - 3, num_layers) if layer > 0]
+    listed = (f"growth.layers={layers}", f"growth.loops={loops}", "growth.entry=none")
+    if method != "sgt":
+        return Variant(text, (f"method={method}", *listed))
+    # The method whose heads are fixed soonest; how they were chosen costs nothing.
+    soon = (f"growth.stages=[{heads}]", "growth.t_start=1", "growth.interval=1")
+    return Variant(text, ("method=high_entropy_loop", *listed, *soon))
+
+
+def bench_runs(wish: RunWish) -> list[RunFigures]:
+    """Make every run, and compare them.
+
+    Raises: SgtError where one fails, with its last lines.
+    """
+    plan = [(ranks, variant) for ranks in wish.ranks for variant in wish.variants]
+    steps = (wish.warm_up + wish.intervals) * wish.updates
+    figures: list[RunFigures] = []
+    with Progress("bench", len(plan) * wish.repeats * steps, "steps") as progress:
+        for repeat in range(wish.repeats):
+            for ranks, chosen in plan if repeat % 2 == 0 else reversed(plan):
+                figures.append(_run(wish, chosen, ranks, repeat, steps))
+                progress.advance(steps, f"{chosen.name} on {ranks}")
+    return compare(figures)
+
+
+def compare(figures: Sequence[RunFigures]) -> list[RunFigures]:
+    """The figures with their ratios."""
+    vanilla = {(run.ranks, run.repeat): run for run in figures if run.variant == "vanilla"}
+    fewest = min(run.ranks for run in figures)
+    first = {(run.variant, run.repeat): run for run in figures if run.ranks == fewest}
+    compared = []
+    for run in figures:
+        base, least = vanilla.get((run.ranks, run.repeat)), first[run.variant, run.repeat]
+        run = replace(
+            run,
+            scaling_ratio=run.tokens_per_second_per_rank / least.tokens_per_second_per_rank,
+        )
+        if base is not None:
+            run = replace(
+                run,
+                time_ratio=base.tokens_per_second_per_rank / run.tokens_per_second_per_rank,
+                flops_ratio=run.flops_per_token / base.flops_per_token,
+            )
+        compared.append(run)
+    return compared
+
+
+def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) -> RunFigures:
+    directory = wish.scratch / f"{chosen.name.replace(':', '-')}-{ranks}-{repeat}"
+    port = free_ports(ranks)
+    global_batch = wish.global_batch[ranks]
+    command = [
+        *(sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(ranks)),
+        *("--master_port", str(free_ports()), "--module", "sgt_ds.train", str(wish.run_yaml)),
+        *wish.overrides,
+        *chosen.overrides,
+        f"run_dir={directory}",
+        f"training.steps={steps}",
+        f"training.log_every={wish.updates}",
+        f"training.global_batch_size={global_batch}",
+        *("training.validate_every=1000000", "checkpoint.every=1000000", "resume=never"),
+        *("telemetry.enabled=true", "telemetry.host=127.0.0.1", f"telemetry.port={port}"),
+    ]
+    wish.scratch.mkdir(parents=True, exist_ok=True)
+    output = directory.with_suffix(".log")
+    scraper = _Scraper(range(port, port + ranks), wish.warm_up * wish.updates)
+    with output.open("w") as stream, scraper:
+        status = subprocess.run(command, stdout=stream, stderr=stream, check=False).returncode
+    if status != 0:
+        said = [
+            line
+            for line in output.read_text(errors="replace").strip().splitlines()
+            if not line.startswith("[20")  # the launcher's
+        ]
+        told = next((line for line in said if line.startswith("sgt-ds train: ")), None)
+        raise SgtError(
+            f"{chosen.name} on {ranks} ranks ended with {status}: "
+            + (told or " | ".join(said[-LAST_LINES:]))
+            + f"; all of its output: {output}"
+        )
+    return _figures(wish, chosen.name, ranks, repeat, directory, scraper)
+
+
+def _figures(
+    wish: RunWish, name: str, ranks: int, repeat: int, directory: Path, scraper: _Scraper
+) -> RunFigures:
+    rows = [json.loads(line) for line in RunLayout(directory).metrics.read_text().splitlines()]
+    speeds = [row["tokens_per_second"] for row in rows if "loss" in row][wish.warm_up :]
+    if len(scraper.last) < ranks:
+        raise SgtError(
+            f"{directory}: only {len(scraper.last)} of {ranks} exporters could be scraped"
+        )
+    tokens = wish.global_batch[ranks] * wish.config.data.sequence_length
+    seconds = sorted(tokens / speed for speed in speeds)
+    timed = scraper.since_warm_up()
+    counts = [series[_COUNT] for series in timed]
+    means = [
+        series["sgt_step_duration_seconds_sum", ()] / count
+        for series, count in zip(timed, counts, strict=True)
+    ]
+    last = list(scraper.last.values())
+    main = next(series for series in last if ("sgt_flops_per_token", ()) in series)
+    parts: dict[str, float] = {}
+    for series in timed:
+        for (metric, labels), value in series.items():
+            if metric == "sgt_step_part_seconds_total":
+                part = dict(labels)["part"]
+                parts[part] = parts.get(part, 0.0) + value
+    spent = sum(parts.values()) or 1.0
+    collectives = (series["sgt_growth_collective_seconds_total", ()] for series in timed)
+    return RunFigures(
+        variant=name,
+        ranks=ranks,
+        repeat=repeat,
+        global_batch_size=wish.global_batch[ranks],
+        step_seconds=statistics.median(seconds),
+        step_seconds_range=(seconds[0], seconds[-1]),
+        tokens_per_second_per_rank=statistics.median(speeds) / ranks,
+        flops_per_token=main["sgt_flops_per_token", ()],
+        mfu_ratio=main.get(("sgt_mfu_ratio", ())),
+        rank_spread_ratio=max(means) / min(means) - 1,
+        parts={part: value / spent for part, value in sorted(parts.items())},
+        growth_collective_seconds=statistics.fmean(collectives) / counts[0],
+        checkpoint_seconds=main.get(("sgt_checkpoint_duration_seconds", ()), 0.0),
+    )
+
+
+class _Scraper:
+    """Scrapes a run's exporters while the block runs: what each said last, and after the warm-up."""
+
+    def __init__(self, ports: Iterable[int], warm_up_steps: int) -> None:
+        self.last: dict[int, Series] = {}
+        self._warm: dict[int, Series] = {}
+        self._warm_up_steps = warm_up_steps
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._scrape, args=(port,), daemon=True) for port in ports
+        ]
+
+    def __enter__(self) -> _Scraper:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def since_warm_up(self) -> list[Series]:
+        """Last values less those at the end of the warm-up; where too quick to be seen, all."""
+        found = []
+        for port, series in sorted(self.last.items()):
+            warm = self._warm.get(port, {})
+            if warm.get(_COUNT) == series[_COUNT]:
+                warm = {}
+            found.append({key: value - warm.get(key, 0.0) for key, value in series.items()})
+        return found
+
+    def _scrape(self, port: int) -> None:
+        while not self._ended.wait(SCRAPE_SECONDS):
+            # Not up yet, or gone already.
+            with suppress(OSError, ValueError):
+                address = f"http://127.0.0.1:{port}/metrics"
+                with urllib.request.urlopen(address, timeout=5) as response:
+                    series = _parse(response.read().decode())
+                self.last[port] = series
+                if port not in self._warm and series.get(_COUNT, 0) >= self._warm_up_steps:
+                    self._warm[port] = series
+
+
+def _parse(text: str) -> Series:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
