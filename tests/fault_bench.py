@@ -66,8 +66,8 @@ class Row:
 class Bench:
     """Two hosts, data, and an uninterrupted run to compare with."""
 
-    def __init__(self, made: Hosts, folder: Path, hang_seconds: float = 60) -> None:
-        self.hosts, self.folder, self.hang_seconds = made, folder, hang_seconds
+    def __init__(self, made: Hosts, folder: Path) -> None:
+        self.hosts, self.folder = made, folder
         self.data = runs.write_data(folder / "data")
         self.hostfile = made.hostfile(folder / "hostfile")
         self.losses: dict[int, float] = {}
@@ -76,11 +76,10 @@ class Bench:
 
     def write(self, name: str, folder: Path | None = None, **sections: object) -> Path:
         """A run file."""
-        training = {**SECTIONS["training"], "hang_seconds": self.hang_seconds}
         return runs.write_run(
             (folder or self.folder) / f"{name}.yaml",
             self.data,
-            **{**SECTIONS, "training": training, "telemetry": {"enabled": False}, **sections},
+            **{**SECTIONS, "telemetry": {"enabled": False}, **sections},
         )
 
     def start(self, run: Path, *options: str, on: Host | None = None) -> Job:
