@@ -23,6 +23,8 @@ from sgt_ds.telemetry import heartbeats
 # Time between two signs of life: a second, more where many ranks share the file system.
 MOST_SECONDS = 10.0
 RANKS_A_SECOND = 64
+# `sgt-ds train` gives a sign every two seconds; after this silence nobody minds the run any more.
+SUPERVISOR_SECONDS = 30.0
 # What starts ranks, as it stands at the beginning of command lines: a program or a module.
 _LAUNCHERS = frozenset(
     {
@@ -167,7 +169,7 @@ class Heartbeat:
             os._exit(1)  # another rank, or the supervisor, has told it already
         if supervisor is not None:
             silence = self._write() - supervisor
-            self.launcher_lost |= silence > max(self._hang_seconds, 3 * self._every)
+            self.launcher_lost |= silence > SUPERVISOR_SECONDS
         ended, _, _ = select.select(self._launchers, [], [], 0)
         self.launcher_lost |= bool(ended)
 
