@@ -259,7 +259,9 @@ def _config(
         "AutoModel": "modeling_sgt.SgtModel",
         "AutoModelForCausalLM": "modeling_sgt.SgtForCausalLM",
     }
-    return SgtConfig(loops=loops, architectures=["SgtForCausalLM"], auto_map=code, **values)
+    # Servers load the class of this name from `transformers` itself: the one that follows auto_map.
+    architectures = ["AutoModelForCausalLM"]
+    return SgtConfig(loops=loops, architectures=architectures, auto_map=code, **values)
 
 
 def _check_shapes(source: Source, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
