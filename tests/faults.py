@@ -80,7 +80,7 @@ def process_faults(bench: Bench) -> dict[str, Make]:
             n, lambda job: kill(bench.pythons(job, "-m sgt_ds.launch.multinode", first))
         ),
         "kill -9 of sgt-ds train": lambda n: bench.row(
-            n, lambda job: kill([top(job)]), expect=137, within=90
+            n, lambda job: kill([top(job)]), expect=-signal.SIGKILL, within=90
         ),
         "SIGSTOP of a rank": lambda n: bench.row(
             n, lambda job: kill(bench.ranks(job, second)[:1], signal.SIGSTOP), within=90
