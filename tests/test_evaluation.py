@@ -15,20 +15,25 @@ import task_rows
 import torch
 import zstandard
 from task_rows import POSITIONS
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sgt_ds.cli import main
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation import (
     TASKS,
+    Item,
     ItemResult,
+    Questions,
     Suite,
+    TrainingEncoder,
     compare,
     find_tasks,
     load_questions,
     read_items,
 )
 from sgt_ds.evaluation.comparison import bootstrap_means, mcnemar
+from sgt_ds.evaluation.encoding import requests_of
 from sgt_ds.inference import load_scored_model
 
 
@@ -109,6 +114,35 @@ def test_prompts_part_from_what_the_rules_say(rows: Path) -> None:
     # Anatomy counts as medicine to one harness and as science to the other.
     assert len(load_questions(TASKS["mmlu_stem"], "lm_eval", str(rows)).items) == 10
     assert len(load_questions(TASKS["mmlu_stem"], "olmo", str(rows)).items) == 5
+
+
+def test_both_rules_cut_a_text_in_one_way(tmp_path: Path, rows: Path) -> None:
+    """With a token of a colon and a space, a choice behind `Answer:` begins within a token."""
+    letters = sorted(set((rows / "arc_easy" / "validation.jsonl").read_text(encoding="utf-8")))
+    names = ["</s>", *letters, "A", "Q", "\n", ": "]
+    vocabulary = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(":", " ")], unk_token="</s>"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = TrainingEncoder.from_file(tmp_path / "tokenizer.json")
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer.encode(text).ids)
+
+    apart, together = (
+        load_questions(TASKS["arc_easy"], rule, str(rows)) for rule in ("olmo", "lm_eval")
+    )
+    front, text = apart.items[0].contexts[0], apart.items[0].continuations[0]
+    one = next(requests_of(apart, encoder, 999))
+    assert [*one.ids, one.targets[-1]] == ids(front) + ids(text)
+    assert list(one.targets) == ids(text)
+    other = next(requests_of(together, encoder, 999))
+    assert list(other.targets) == ids(front + text)[len(ids(front)) :] == ids(text[1:])
+    # Spaces at a context's end belong to what follows; an empty one is the end of another text.
+    spaced = Item("0", ("river stone  ", ""), ("lamp", "lamp"), 0)
+    first, second = requests_of(Questions(TASKS["sciq"], "lm_eval", [spaced]), encoder, POSITIONS)
+    assert list(first.targets) == ids("river stone  lamp")[len(ids("river stone")) :]
+    assert second.ids[0] == 0
+    assert list(second.targets) == ids("lamp")
 
 
 def test_normalisation_counts_other_characters(items_file: Path, rows: Path) -> None:
