@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from sgt_ds.checkpoints import folder_name
 from sgt_ds.checkpoints.manifest import Manifest, record_of, write_manifest
@@ -52,6 +53,7 @@ def write_checkpoint(
         "format": 1,
         "version": "test",
         "step": step,
+        "world_size": world_size or 1,
         "model": model.config.model_dump(mode="json"),
         "method": method,
         "entry": entry,
@@ -63,6 +65,9 @@ def write_checkpoint(
         "flops": {"total": 1, "vanilla": 1, "per_token": 1},
     }
     (folder / "state.json").write_text(json.dumps(facts))
+    for rank in range(world_size or 1):
+        random_state = {"cpu": torch.zeros(1, dtype=torch.uint8)}
+        save_file(random_state, folder / f"rng_rank_{rank:05d}.safetensors")
     files = {path.name: record_of(path) for path in folder.iterdir()}
     write_manifest(folder, Manifest(step, 0, world_size or 1, files))
     return folder

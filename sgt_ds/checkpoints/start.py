@@ -48,6 +48,8 @@ def seal_start(folder: Path, model: ModelConfig, facts: Mapping[str, Any]) -> No
     state = {
         "format": FORMAT,
         "version": __version__,
+        "step": 0,
+        "world_size": 0,
         "kind": _KIND,
         "model": model.model_dump(mode="json"),
         **facts,
