@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from safetensors import safe_open
+from torch import Tensor
 
 from sgt_ds.checkpoints import Start, read_start
 from sgt_ds.config import ModelConfig
@@ -32,7 +33,7 @@ def checked_start(path: Path, model: ModelConfig) -> Start:
 
 def load_start(model: Transformer, start: Start) -> None:
     """Give `model` the weights of `start`, whose shape it has. Raises: UserError."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for file in start.weights:
         with safe_open(file, framework="pt") as stream:
             tensors |= {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118

@@ -16,7 +16,6 @@ from sgt_ds.data import Loader
 from sgt_ds.flops import FlopsCounter
 from sgt_ds.growth import Decision, GrowthController
 from sgt_ds.model import loop_inputs
-from sgt_ds.progress import duration
 from sgt_ds.telemetry import Exporter, StepRecord
 from sgt_ds.training.engine import Ranks, set_learning_rate
 from sgt_ds.training.evaluation import Evaluation
@@ -24,6 +23,7 @@ from sgt_ds.training.faults import Requests, SkippedSteps
 from sgt_ds.training.heartbeat import Heartbeat
 from sgt_ds.training.integrity import compare_ranks
 from sgt_ds.training.parts import StepParts
+from sgt_ds.training.reports import Reports
 from sgt_ds.training.run_directory import MetricsFile
 from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.schedule import learning_rate
@@ -82,6 +82,7 @@ class Trainer:
         self.flops = flops
         self.telemetry = telemetry
         self.metrics = metrics
+        self.reports = Reports(metrics, telemetry, config.training.steps)
         self.checkpoints = checkpoints
         self.requests = requests
         self.validation = validation
@@ -209,17 +210,8 @@ class Trainer:
             self._note(self.growth.freeze(self.clock.step, self.flops.total))
 
     def _note(self, decision: Decision | None) -> None:
-        if decision is None:
-            return
-        log.info("step %d: %s: %s", decision.step, decision.rule, decision.reason)
-        if self.telemetry is not None:
-            margin = decision.margin
-            self.telemetry.publish_decision(
-                decision.rule,
-                cause=decision.cause,
-                margin=None if margin is None else {"layer": margin.layer, "head": margin.head},
-                within_noise=None if margin is None else margin.within_noise,
-            )
+        if decision is not None:
+            self.reports.decision(decision)
 
     def save(self, *, validation_loss: float | None = None, wait: bool = False) -> None:
         """Save a checkpoint, beside training unless `wait`. Collective.
@@ -347,12 +339,9 @@ class Trainer:
         speed = (self.clock.tokens - tokens_then) / (now - then)
         if not self.ranks.is_main:
             return
-        record = self._record(loss, rate, seconds, speed)
-        if self.metrics is not None:
-            self.metrics.write(record.as_metrics_row())
-        if self.telemetry is not None:
-            self.telemetry.publish(record)
-        log.info("%s", self._progress_line(record))
+        began, first = self._started_at
+        step_seconds = (now - began) / (self.clock.step - first)
+        self.reports.step(self._record(loss, rate, seconds, speed), step_seconds)
 
     def _record(self, loss: float, rate: float, seconds: float, speed: float) -> StepRecord:
         flops, entropy = self.flops, self.growth.entropy
@@ -384,41 +373,12 @@ class Trainer:
             planned_overhead_ratio=self.planned_overhead(self.clock.step),
         )
 
-    def _progress_line(self, record: StepRecord) -> str:
-        steps = self.config.training.steps
-        then, first = self._started_at
-        remaining = (steps - record.step) * (time.perf_counter() - then) / (record.step - first)
-        loops = " ".join(f"{layer}×{loop.depth}" for layer, loop in record.loops.loops.items())
-        parts = (
-            f"step {record.step}/{steps}",
-            f"loss {record.loss:.3f}",
-            f"lr {record.learning_rate:.2e}",
-            f"grad {record.grad_norm:.2f}",
-            f"{record.tokens_per_second:,.0f} tok/s",
-            record.phase + (f" {loops}" if loops else ""),
-            f"FLOPs +{100 * record.overhead_ratio:.2f}%",
-            f"ETA {duration(remaining)}",
-        )
-        return "  ".join(parts)
-
     def _evaluate(self, evaluation: Evaluation) -> None:
-        step = self.clock.step
-        loops = loop_inputs(self.growth.passes(step), self.ranks.device)
-        scores = evaluation(step, loops, lambda: self.heartbeat.enter("validation"))
-        for name, values in scores.items():
-            told = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-            log.info("step %d: %s: %s", step, name, told)
-        if self.telemetry is not None:
-            self.telemetry.publish_evaluation(scores)
-        if self.metrics is not None:
-            self.metrics.write({"step": step, "evaluation": scores})
+        loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
+        scores = evaluation(self.clock.step, loops, lambda: self.heartbeat.enter("validation"))
+        self.reports.evaluation(self.clock.step, scores)
 
     def _validate(self, validation: ValidationLoss) -> float:
-        loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
-        loss = validation(loops)
-        log.info("step %d: validation loss %.4f", self.clock.step, loss)
-        if self.telemetry is not None:
-            self.telemetry.publish_validation(loss)
-        if self.metrics is not None:
-            self.metrics.write({"step": self.clock.step, "validation_loss": loss})
+        loss = validation(loop_inputs(self.growth.passes(self.clock.step), self.ranks.device))
+        self.reports.validation(self.clock.step, loss)
         return loss
