@@ -15,7 +15,8 @@ sshd openssh-server tests/test_hosts.py
 ssh openssh-client tests/test_hosts.py
 pdsh pdsh tests/test_hosts.py
 ip iproute2 tests/test_hosts.py
-nft nftables tests/test_hosts.py
+nft nftables tests/test_hosts.py,tests/faults.py
+faketime faketime tests/faults.py
 "
 
 PATH="$PATH:/usr/sbin:/sbin"

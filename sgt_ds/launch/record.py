@@ -96,7 +96,7 @@ def read_outcome(run_dir: Path) -> tuple[int, str] | None:
     try:
         values = json.loads((control_directory(run_dir) / "outcome.json").read_text("utf-8"))
         return int(values["status"]), str(values["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
