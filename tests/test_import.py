@@ -109,7 +109,7 @@ def test_a_run_that_does_not_begin_with_the_imported_weights(tmp_path: Path) -> 
     with torch.no_grad():
         logits = stock(ids[:, :-1]).logits.double()
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-    assert expected > 6.5  # far from ln 384: no untrained model of ours has this loss
+    assert expected > 6.3  # far from ln 384: no untrained model of ours has this loss
     assert abs(loss - expected) < 1e-5 * expected
     convert(tmp_path / "run", tmp_path / "out", dtype="fp32")
     weights, before = load_file(tmp_path / "out" / "model.safetensors"), stock.state_dict()

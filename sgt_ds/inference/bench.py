@@ -47,6 +47,8 @@ class InferenceSetting:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     compiled: bool = False
     """A compiled step over a static cache (CUDA graphs on a GPU); else plain calls and a growing one."""
+    backend: str = "inductor"
+    """torch's name of the compiler."""
     rounds: int = 5
     """Times that every case has its turn."""
 
@@ -202,7 +204,13 @@ class _Runner:
             dynamo = torch._dynamo.config
             dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
             mode = "reduce-overhead" if setting.device.type == "cuda" else None
-            self._step = torch.compile(self._plain_step, fullgraph=True, dynamic=False, mode=mode)
+            self._step = torch.compile(
+                self._plain_step,
+                fullgraph=True,
+                dynamic=False,
+                mode=mode,
+                backend=setting.backend,
+            )
 
     def prefill(self) -> float:
         """Seconds of the prompt, into an empty cache."""
