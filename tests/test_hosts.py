@@ -103,7 +103,11 @@ def test_a_probe_finds_what_would_break_the_run(bench: Bench, tmp_path: Path) ->
     more = tmp_path / "hostfile"
     more.write_text(bench.hostfile.read_text() + "host-c slots=2\n")
     listener = bench.hosts.second.start(
-        ["python3", "-c", "import socket; s = socket.create_server(('', 9401)); s.accept()"]
+        [
+            "python3",
+            "-c",
+            "import signal, socket; s = socket.create_server(('', 9401)); signal.pause()",
+        ]
     )
     try:
         wait(lambda: _listens(bench, 9401), 20)
@@ -118,7 +122,10 @@ def test_a_probe_finds_what_would_break_the_run(bench: Bench, tmp_path: Path) ->
     assert any("9401" in fault for fault in faults["host-b"])
     assert "not reached by ssh" in faults["host-c"][0]
     refused = bench.hosts.first.run(
-        ["sgt-ds", "train", str(bench.write("refused")), *bench.over_hosts(more)],
+        [
+            *("sgt-ds", "train", str(bench.write("refused")), "training.global_batch_size=12"),
+            *bench.over_hosts(more),
+        ],
         env=runs.environment(),
         timeout=60,
     )

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import sgt_ds
+from sgt_ds.launch.ports import is_free
 
 # How long a network file system may take to show another host's new file.
 VISIBLE_SECONDS = 5.0
@@ -65,7 +66,7 @@ def facts(question: Question) -> Facts:
         project=f"{sgt_ds.__version__}+{_digest(Path(sgt_ds.__file__).parent, '*.py')}",
         ds_configs=_digest(Path("ds_configs"), "*.json"),
         gpus=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
-        taken_ports=[port for port in question.ports if not _is_free(port)],
+        taken_ports=[port for port in question.ports if not is_free("", port)],
         reads_shared=_shares(question),
         clock=time.time(),
     )
@@ -111,16 +112,6 @@ def _digest(folder: Path, pattern: str) -> str:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12] if files else "missing"
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
 
 
 if __name__ == "__main__":
