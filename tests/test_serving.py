@@ -99,12 +99,14 @@ def test_a_stock_server_that_says_something_else(
     client = OpenAI(base_url=server, api_key="none", timeout=120, max_retries=0)
     asked = {"model": str(exports[kind]), "prompt": prompt, "max_tokens": 24, "temperature": 0}
     whole = client.completions.create(**asked)
-    assert whole.choices[0].text == expected.text
+    # Bytes that are no whole character yet: the server's streamer keeps the last ones back.
+    text = expected.text.rstrip("\ufffd")
+    assert whole.choices[0].text.rstrip("\ufffd") == text
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 24
     pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
     assert len(pieces) > 5
-    assert "".join(pieces) == expected.text
+    assert "".join(pieces).rstrip("\ufffd") == text
 
 
 MEASURED = """
@@ -142,7 +144,7 @@ def test_a_conversion_that_holds_more_than_a_shard_and_a_tensor(tmp_path: Path) 
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "run"), str(tmp_path / "out"), "bf16"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    more, shard = map(int, done.stdout.split())
+    more, shard = map(int, done.stdout.splitlines()[-1].split())
     print(f"{total / 1e6:.0f} MB of masters, {more / 1e6:.0f} MB more memory at most")
     assert more < shard + largest
     assert torch.tensor(total) > 2 * more

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from sgt_ds.inference.weights import (
     write_shard,
 )
 from sgt_ds.inference.whole import whole_or_absent
-from sgt_ds.inference.zero import MasterWeights, bit_sum
+from sgt_ds.inference.zero import PIECE, MasterWeights, bit_sum
 from sgt_ds.model import to_llama_names
 from sgt_ds.progress import Progress
 
@@ -96,7 +96,7 @@ def convert(
         with Progress("check", size, "B") as progress:
             for shard in shards:
                 for name, written in read_back(folder, shard):
-                    _check_tensor(source, name, written, weights.expected(name), dtype)
+                    _check_tensor(source, name, written, weights, dtype)
                     progress.advance(written.numel() * written.itemsize)
         _write_configs(folder, config, ids, weights.vocab_size)
         facts = _facts(source, config, loops, dtype, f"{checksum:016x}", out.name)
@@ -143,15 +143,16 @@ class _Weights:
         parameter, start, shape = self._ranges[name]
         values = self._masters.read(parameter, start, math.prod(shape))
         self.taken = (self.taken + bit_sum(values)) % (1 << 64)
-        if not bool(values.any()):
+        if not any(bool(piece.any()) for piece in values.split(PIECE)):
             raise UserError(self._source.path, parameter, "is all zeros; use another checkpoint")
         return values.view(shape)[: self.shapes[name][0]]
 
-    def expected(self, name: str) -> Tensor:
-        """The same tensor, not counted."""
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """The same tensor, flat, a piece at a time, not counted."""
         parameter, start, _ = self._ranges[name]
-        shape = self.shapes[name]
-        return self._masters.read(parameter, start, math.prod(shape)).view(shape)
+        count = math.prod(self.shapes[name])
+        for at in range(0, count, PIECE):
+            yield self._masters.read(parameter, start + at, min(PIECE, count - at))
 
     def _trimmed(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.vocab_size, *shape[1:]) if name in _VOCABULARY_ROWS else shape
@@ -278,9 +279,14 @@ def _check_shapes(source: Source, config: Any, shapes: Mapping[str, tuple[int, .
             raise _misfit(source, f"has {name} as {shapes.get(name)}, not {wanted.get(name)}")
 
 
-def _check_tensor(source: Source, name: str, written: Tensor, master: Tensor, dtype: str) -> None:
-    expected = cast(master, dtype, name)
-    if written.dtype != expected.dtype or not torch.equal(written, expected):
+def _check_tensor(
+    source: Source, name: str, written: Tensor, weights: _Weights, dtype: str
+) -> None:
+    same = written.dtype == DTYPES[dtype] and tuple(written.shape) == weights.shapes[name]
+    if not same or not all(
+        torch.equal(piece, cast(master, dtype, name))
+        for piece, master in zip(written.flatten().split(PIECE), weights.pieces(name), strict=True)
+    ):
         raise UserError(
             source.path, name, "was written otherwise than it lies in the partitions; try again"
         )

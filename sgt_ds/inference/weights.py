@@ -119,7 +119,8 @@ def read_back(folder: Path, shard: Shard) -> Iterator[tuple[str, Tensor]]:
 def cast(tensor: Tensor, dtype: str, name: str) -> Tensor:
     """`tensor` in the export's dtype. Raises: UserError where it is not finite there."""
     converted = tensor.to(DTYPES[dtype])
-    if not bool(torch.isfinite(converted).all()):
+    # By pieces: on a whole tensor this would need half its memory again.
+    if not all(bool(torch.isfinite(piece).all()) for piece in converted.flatten().split(1 << 20)):
         whole = bool(torch.isfinite(tensor).all())
         mend = "does not fit fp16; use --dtype bf16" if whole else "is not finite; use an older one"
         raise UserError("weights", name, mend)

@@ -23,8 +23,8 @@ MODEL_FILE = "mp_rank_00_model_states.pt"
 _PARTITION_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
 _FOREIGN_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_\d+_mp_rank_\d+_\w+\.pt|mp_rank_\d+_\w+\.pt")
 
-# Elements summed at once: 64 MiB of float32.
-_PIECE = 1 << 24
+# Elements looked at once: sums and comparisons make copies of what they look at.
+PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -169,5 +169,5 @@ class MasterWeights:
 def bit_sum(values: Tensor) -> int:
     """Sum of float32 `values` read as 32-bit integers: exact, in any order."""
     flat = values.flatten()
-    pieces = (flat[at : at + _PIECE] for at in range(0, flat.numel(), _PIECE))
+    pieces = flat.split(PIECE)
     return sum(int(piece.view(torch.int32).sum(dtype=torch.int64)) for piece in pieces)
