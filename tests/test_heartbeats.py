@@ -51,7 +51,7 @@ def test_only_ranks_past_their_own_limit_are_silent() -> None:
 def test_who_lost_a_peer_is_not_who_died() -> None:
     lost = {"end": "rank 0 lost another rank", "blames_peer": True}
     beats = [(beat(0, **lost), NOW), (beat(1), NOW), (beat(2, **lost), NOW)]
-    assert heartbeats.deaths(beats) == "rank 1 on host-0 (process 101) died in reduce of step 7"
+    assert heartbeats.deaths(beats) == "rank 1 on host-0 (process 101) died, last seen in reduce of step 7"
     failed = (beat(2, end="No space left on device"), NOW)
     assert "rank 2 on host-1 (process 102) failed" in heartbeats.deaths(
         [beats[0], beats[1], failed]

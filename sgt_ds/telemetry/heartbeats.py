@@ -137,8 +137,8 @@ def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
     if not gone:
         return ""
     if len(gone) == len(known) > 1:
-        return f"all {len(known)} ranks died in {gone[0].place}"
-    return f"{', '.join(beat.name for beat in gone)} died in {gone[0].place}"
+        return f"all {len(known)} ranks died, last seen in {gone[0].place}"
+    return f"{', '.join(beat.name for beat in gone)} died, last seen in {gone[0].place}"
 
 
 def _waiting(beats: Sequence[Beat], before: str) -> str:
