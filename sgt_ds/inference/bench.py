@@ -236,7 +236,7 @@ class _Runner:
 
     def _next(self, ids: Tensor, positions: Tensor) -> Tensor:
         if self._setting.compiled:
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             # The graph writes its answer to the same place every time.
             return self._step(ids, positions).clone()
         return self._step(ids, positions)

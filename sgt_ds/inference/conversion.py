@@ -30,7 +30,9 @@ from sgt_ds.inference.source import (
 from sgt_ds.inference.tokenizer import TokenIds, export_tokenizer
 from sgt_ds.inference.weights import (
     DTYPES,
+    PIECE,
     cast,
+    in_pieces,
     parse_size,
     plan_shards,
     read_back,
@@ -38,7 +40,7 @@ from sgt_ds.inference.weights import (
     write_shard,
 )
 from sgt_ds.inference.whole import whole_or_absent
-from sgt_ds.inference.zero import PIECE, MasterWeights, bit_sum
+from sgt_ds.inference.zero import MasterWeights, bit_sum
 from sgt_ds.model import to_llama_names
 from sgt_ds.progress import Progress
 
@@ -143,7 +145,7 @@ class _Weights:
         parameter, start, shape = self._ranges[name]
         values = self._masters.read(parameter, start, math.prod(shape))
         self.taken = (self.taken + bit_sum(values)) % (1 << 64)
-        if not any(bool(piece.any()) for piece in values.split(PIECE)):
+        if not any(bool(piece.any()) for piece in in_pieces(values)):
             raise UserError(self._source.path, parameter, "is all zeros; use another checkpoint")
         return values.view(shape)[: self.shapes[name][0]]
 
@@ -285,7 +287,7 @@ def _check_tensor(
     same = written.dtype == DTYPES[dtype] and tuple(written.shape) == weights.shapes[name]
     if not same or not all(
         torch.equal(piece, cast(master, dtype, name))
-        for piece, master in zip(written.flatten().split(PIECE), weights.pieces(name), strict=True)
+        for piece, master in zip(in_pieces(written), weights.pieces(name), strict=True)
     ):
         raise UserError(
             source.path, name, "was written otherwise than it lies in the partitions; try again"

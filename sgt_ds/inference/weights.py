@@ -19,6 +19,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _SAFETENSORS_NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
+# Elements looked at once: sums and comparisons make copies of what they look at.
+PIECE = 1 << 20
+
 INDEX_NAME = "model.safetensors.index.json"
 
 Read = Callable[[str], Tensor]
@@ -116,11 +119,17 @@ def read_back(folder: Path, shard: Shard) -> Iterator[tuple[str, Tensor]]:
         raise UserError(path, None, f"cannot be read back ({error}); convert again") from None
 
 
+def in_pieces(values: Tensor) -> Iterator[Tensor]:
+    """Views of `values`, flat, of at most `PIECE` elements, in order."""
+    flat = values.flatten()
+    for start in range(0, flat.numel(), PIECE):
+        yield flat[start : start + PIECE]
+
+
 def cast(tensor: Tensor, dtype: str, name: str) -> Tensor:
     """`tensor` in the export's dtype. Raises: UserError where it is not finite there."""
     converted = tensor.to(DTYPES[dtype])
-    # By pieces: on a whole tensor this would need half its memory again.
-    if not all(bool(torch.isfinite(piece).all()) for piece in converted.flatten().split(1 << 20)):
+    if not all(bool(torch.isfinite(piece).all()) for piece in in_pieces(converted)):
         whole = bool(torch.isfinite(tensor).all())
         mend = "does not fit fp16; use --dtype bf16" if whole else "is not finite; use an older one"
         raise UserError("weights", name, mend)

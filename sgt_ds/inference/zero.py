@@ -18,13 +18,11 @@ from torch import Tensor
 
 from sgt_ds.checkpoints import load_payload
 from sgt_ds.errors import UserError
+from sgt_ds.inference.weights import in_pieces
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
 _PARTITION_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
 _FOREIGN_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_\d+_mp_rank_\d+_\w+\.pt|mp_rank_\d+_\w+\.pt")
-
-# Elements looked at once: sums and comparisons make copies of what they look at.
-PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -168,6 +166,4 @@ class MasterWeights:
 
 def bit_sum(values: Tensor) -> int:
     """Sum of float32 `values` read as 32-bit integers: exact, in any order."""
-    flat = values.flatten()
-    pieces = flat.split(PIECE)
-    return sum(int(piece.view(torch.int32).sum(dtype=torch.int64)) for piece in pieces)
+    return sum(int(piece.view(torch.int32).sum(dtype=torch.int64)) for piece in in_pieces(values))

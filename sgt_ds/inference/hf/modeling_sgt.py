@@ -122,7 +122,7 @@ class _CountedConfig(SgtConfig):
     """The same values; `num_hidden_layers` counts the extra passes too."""
 
     @property
-    def num_hidden_layers(self) -> int:  # type: ignore[override]
+    def num_hidden_layers(self) -> int:
         return len(self.pass_heads())
 
 
