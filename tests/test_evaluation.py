@@ -217,6 +217,24 @@ def item(index: int, right: bool, bits: float = 1.0) -> ItemResult:
     return ItemResult("sciq", "olmo", index, str(index), "x", 0, values, (1, 1), 1)
 
 
+def test_a_folder_brings_its_own_code_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody says otherwise, transformers asks on the terminal; a pipe may say yes."""
+    folder = task_rows.write_model(tmp_path / "model", loops=False)
+    config = json.loads((folder / "config.json").read_text())
+    config.update(
+        model_type="theirs", auto_map={"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    ran = tmp_path / "ran"
+    (folder / "code.py").write_text(f"open({str(ran)!r}, 'w')\nclass C: pass\nclass M: pass\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_scored_model(folder, device="cpu")
+    assert not ran.exists()
+
+
 def test_the_paired_comparison_miscounts(tmp_path: Path) -> None:
     random.seed(3)
     first = [item(index, random.random() < 0.5) for index in range(400)]

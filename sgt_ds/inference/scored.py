@@ -111,9 +111,13 @@ def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> Sc
         named = _read_json(directory / "tokenizer_config.json").get("tokenizer_class")
         plain = PreTrainedTokenizerFast if named in _PLAIN_TOKENIZERS else AutoTokenizer
     try:
-        model: Any = kind.from_pretrained(directory, dtype=wanted).to(device).eval()
-        tokenizer = plain.from_pretrained(directory)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        # Where it is not told, transformers asks on the terminal, and a pickle would be read.
+        loaded: Any = kind.from_pretrained(
+            directory, dtype=wanted, use_safetensors=True, trust_remote_code=False
+        )
+        model = loaded.to(device).eval()
+        tokenizer = plain.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(directory, None, f"cannot be loaded ({first})") from None
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -161,6 +165,6 @@ def _from_checkpoint(
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(path, None, f"cannot be read ({error})") from None
     return values if isinstance(values, dict) else {}
