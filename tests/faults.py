@@ -93,7 +93,7 @@ def process_faults(bench: Bench) -> dict[str, Make]:
             n, *over_ssh, *meeting, expect=1
         ),
         "SIGTERM to the raw launcher, one host": lambda n: raw_row(
-            n, "--num_gpus", "4", expect=128 + signal.SIGTERM
+            n, "--num_gpus", "4", expect=-signal.SIGTERM
         ),
         "kill -9 of a rank under mpirun": lambda n: bench.row(
             n,
