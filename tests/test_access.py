@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 import yaml
 from pydantic import SecretStr, ValidationError
 
 from sgt_ds.cli import main
 from sgt_ds.config import PRESETS, RunConfig, TelemetryConfig, dump_run_config, load_run_config
 from sgt_ds.errors import UserError
+from sgt_ds.launch import Host, Target, check_launch
 from sgt_ds.telemetry import Exporter, own_target
 
 Start = Callable[..., Exporter]
@@ -152,6 +154,36 @@ def test_a_taken_port_stops_a_run_that_may_take_the_next(start: Start) -> None:
         exporter = start(port=taken, port_in_use="next")
         assert taken < exporter.port <= taken + 64
         get(exporter, "/metrics")
+
+
+def test_the_launch_refuses_a_taken_port_that_the_exporter_would_go_around(tmp_path: Path) -> None:
+    target = Target((Host("localhost", 1, 0),), None, local=True)
+    with listening() as other:
+        for choice in ("next", "error"):
+            config = launched(tmp_path, port=other.getsockname()[1], port_in_use=choice)
+            if choice == "next":
+                check_launch(config, "run.yaml", target)
+            else:
+                with pytest.raises(UserError, match=r"telemetry\.port"):
+                    check_launch(config, "run.yaml", target)
+
+
+def test_ranks_on_other_hosts_are_given_asterisks_for_a_password(tmp_path: Path) -> None:
+    """They read the resolved configuration; ranks of a local launch read the user's own."""
+    host = Host("localhost", 1, 0)
+    inline = launched(tmp_path, username="p", password=SECRET)
+    check_launch(inline, "run.yaml", Target((host,), None, local=True))
+    nodes = Target((host,), None, local=False, master_address="127.0.0.1", node_rank=0)
+    with pytest.raises(UserError, match=r"telemetry\.password: .*use telemetry\.password_file"):
+        check_launch(inline, "run.yaml", nodes)
+    check_launch(launched(tmp_path, username="p", password_file="p"), "run.yaml", nodes)
+
+
+def launched(folder: Path, **telemetry: Any) -> RunConfig:
+    """A configuration that nothing is wrong with but what `telemetry` says."""
+    values = yaml.safe_load(runs.write_run(folder / "run.yaml", folder).read_text())
+    values["telemetry"] |= telemetry
+    return RunConfig.model_validate(values)
 
 
 def test_rank_0_does_not_tell_where_the_others_are(start: Start) -> None:

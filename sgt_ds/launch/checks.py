@@ -34,6 +34,7 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
             _check_port("", target.master_port, "--master-port", "choose another")
     if config.training.compile:
         check_compiler(config_file)
+    _check_password(config, config_file, target)
     telemetry = config.telemetry
     if telemetry.enabled and telemetry.certificate and telemetry.private_key:
         Certificate(telemetry.certificate, telemetry.private_key, telemetry.client_ca)
@@ -60,7 +61,7 @@ def check_hosts(config: RunConfig, target: Target) -> None:
         target.hosts,
         shared=next(path for path in (run_dir, *run_dir.parents) if path.is_dir()),
         ssh_port=target.ssh_port,
-        metrics_port=config.telemetry.port if config.telemetry.enabled else None,
+        metrics_port=config.telemetry.port if _needs_its_ports(config) else None,
         master_port=target.master_port,
     )
     faults = [(one.host, fault) for one in found for fault in one.faults]
@@ -109,6 +110,22 @@ def check_build_locks(cache: Path | None = None) -> None:
             )
 
 
+def _check_password(config: RunConfig, config_file: str, target: Target) -> None:
+    """Other hosts read the resolved configuration, which holds asterisks in a password's place."""
+    telemetry = config.telemetry
+    if telemetry.enabled and telemetry.password is not None and not target.local:
+        raise UserError(
+            config_file,
+            "telemetry.password",
+            "is not handed to ranks on other hosts; use telemetry.password_file",
+        )
+
+
+def _needs_its_ports(config: RunConfig) -> bool:
+    """Whether a metrics port that is taken ends the run."""
+    return config.telemetry.enabled and config.telemetry.port_in_use == "error"
+
+
 def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
     telemetry = config.telemetry
     if not telemetry.enabled:
@@ -119,6 +136,8 @@ def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
             "telemetry.port",
             f"{telemetry.port} leaves no ports for {ranks} ranks; set {65536 - ranks} or less",
         )
+    if not _needs_its_ports(config):
+        return
     for port in range(telemetry.port, telemetry.port + ranks):
         _check_port(
             telemetry.host,
