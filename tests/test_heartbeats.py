@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from sgt_ds.telemetry import heartbeats
@@ -48,10 +49,25 @@ def test_only_ranks_past_their_own_limit_are_silent() -> None:
     assert [one.rank for one, _ in heartbeats.silent(beats, NOW)] == [0]
 
 
+def test_a_rank_furthest_behind_may_take_the_time_of_its_own_part() -> None:
+    waits = (beat(0, seconds=300.0), NOW)
+    slow = beat(1, "data", 19, limit_seconds=600.0, seconds=300.0)
+    assert heartbeats.is_awaited([waits, (slow, NOW - 10)], NOW, 30)
+    assert not heartbeats.is_awaited([waits, (slow, NOW - 31)], NOW, 30), "stopped, not slow"
+    assert not heartbeats.is_awaited([waits, (replace(slow, seconds=601.0), NOW)], NOW, 30)
+    moved_on = beat(1, "forward", 19, seconds=5.0)
+    assert heartbeats.is_awaited([waits, (moved_on, NOW)], NOW, 30), "its next part began just now"
+    ahead = beat(1, "checkpoint", 21, limit_seconds=600.0)
+    assert not heartbeats.is_awaited([waits, (ahead, NOW)], NOW, 30), "who is ahead waits for us"
+
+
 def test_who_lost_a_peer_is_not_who_died() -> None:
     lost = {"end": "rank 0 lost another rank", "blames_peer": True}
     beats = [(beat(0, **lost), NOW), (beat(1), NOW), (beat(2, **lost), NOW)]
-    assert heartbeats.deaths(beats) == "rank 1 on host-0 (process 101) died, last seen in reduce of step 7"
+    assert (
+        heartbeats.deaths(beats)
+        == "rank 1 on host-0 (process 101) died, last seen in reduce of step 7"
+    )
     failed = (beat(2, end="No space left on device"), NOW)
     assert "rank 2 on host-1 (process 102) failed" in heartbeats.deaths(
         [beats[0], beats[1], failed]
@@ -71,23 +87,27 @@ import sys, time
 from pathlib import Path
 from sgt_ds.training.heartbeat import Heartbeat
 
-with Heartbeat(Path(sys.argv[1]), int(sys.argv[2]), hang_seconds=3, patient_seconds=30) as heart:
+folder, rank, then, limit, part = sys.argv[1:]
+with Heartbeat(Path(folder), int(rank), hang_seconds=float(limit), patient_seconds=60) as heart:
     heart.update(0, ())
     heart.update(1, ())
-    heart.enter("forward")
-    if sys.argv[2] == "0":
+    heart.enter(part)
+    if rank == "0":
         heart.enter("reduce")
     print("there", flush=True)
-    if sys.argv[3] == "wait":
+    if then == "wait":
         sys.stdin.readline()
     else:
         time.sleep(60)
 """
 
 
-def rank(folder: Path, number: int, then: str) -> subprocess.Popen[str]:
+def rank(
+    folder: Path, number: int, then: str, *, limit: float = 3, part: str = "forward"
+) -> subprocess.Popen[str]:
+    arguments = (str(folder), str(number), then, str(limit), part)
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RANK), str(folder), str(number), then],
+        [sys.executable, "-c", textwrap.dedent(RANK), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -122,3 +142,15 @@ def test_a_launch_in_the_place_of_one_that_hung_is_left_alone(tmp_path: Path) ->
     assert process.returncode == 0
     [(last, _)] = heartbeats.read_beats(tmp_path)
     assert last.end == "done"
+
+
+def test_slow_data_of_one_rank_does_not_end_those_that_wait_for_it(tmp_path: Path) -> None:
+    limit = 8.0
+    ranks = [rank(tmp_path, number, "wait", limit=limit, part="data") for number in (1, 0)]
+    deadline = time.monotonic() + 60
+    while all(one.seconds <= limit + 1 for one, _ in heartbeats.read_beats(tmp_path)):
+        assert [process.poll() for process in ranks] == [None, None]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert [process.communicate("go on\n", timeout=60)[1] for process in ranks] == ["", ""]
+    assert [process.returncode for process in ranks] == [0, 0]

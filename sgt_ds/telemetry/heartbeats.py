@@ -22,7 +22,8 @@ class Beat:
     """Where one rank stands.
 
     `part`: of the update in progress. `count`: parts entered so far; all ranks enter the same ones
-    in the same order. `limit_seconds`: how long the part may take before it counts as a hang.
+    in the same order. `limit_seconds`: how long the part may take before it counts as a hang;
+    `seconds`: how long it has taken, as its own rank counts.
     `end`: '' while the rank lives; then why it ended, and `blames_peer` says that it lost another rank.
     """
 
@@ -33,6 +34,7 @@ class Beat:
     part: str
     count: int
     limit_seconds: float
+    seconds: float = 0.0
     end: str = ""
     blames_peer: bool = False
 
@@ -93,14 +95,34 @@ def silent(beats: Iterable[tuple[Beat, float]], now: float) -> list[tuple[Beat, 
     ]
 
 
-def hang(beats: Sequence[tuple[Beat, float]], now: float, stuck_seconds: float) -> str:
-    """One line on a run in which nothing has moved for `stuck_seconds`: who is late, who waits.
+def is_awaited(beats: Sequence[tuple[Beat, float]], now: float, quiet_seconds: float) -> bool:
+    """Whether a rank that is furthest behind may still take its time, and gives signs of life.
 
-    `now`: by the file system's clock.
+    Its part may be one that lasts (slow data) while the others wait where nothing should. Where any
+    rank has been quiet for longer than `quiet_seconds`, nobody is waited for.
     """
     living = [(beat, now - written) for beat, written in beats if not beat.end]
-    quiet = [(beat, age) for beat, age in living if age > stuck_seconds / 2]
-    heard = [beat for beat, age in living if age <= stuck_seconds / 2]
+    if any(age > quiet_seconds for _, age in living):
+        return False
+    behind = min((beat.count for beat, _ in living), default=0)
+    return any(beat.seconds <= beat.limit_seconds for beat, _ in living if beat.count == behind)
+
+
+def hang(
+    beats: Sequence[tuple[Beat, float]],
+    now: float,
+    stuck_seconds: float,
+    quiet_seconds: float | None = None,
+) -> str:
+    """One line on a run in which nothing has moved for `stuck_seconds`: who is late, who waits.
+
+    `now`: by the file system's clock. `quiet_seconds`: silence after which a rank counts as gone;
+    None: half of `stuck_seconds`.
+    """
+    longest = stuck_seconds / 2 if quiet_seconds is None else quiet_seconds
+    living = [(beat, now - written) for beat, written in beats if not beat.end]
+    quiet = [(beat, age) for beat, age in living if age > longest]
+    heard = [beat for beat, age in living if age <= longest]
     if quiet:
         told = "; ".join(
             f"{beat.name} has given no sign of life for {age:.0f} s, last in {beat.place}"

@@ -73,7 +73,7 @@ class Heartbeat:
         self._seen: set[Hashable] = set()
         self._end, self._blames_peer = "", False
         self._watched = 0  # the part that `_stuck_seconds` counts
-        self._stuck_seconds = 0.0
+        self._stuck_seconds = self._waits_until = 0.0
         self._born = 0.0  # by the file system's clock
         self._launchers = list(_launchers())
         self._over = threading.Event()
@@ -149,11 +149,11 @@ class Heartbeat:
 
     def _count_stuck(self, seconds: float) -> None:
         if self._count != self._watched:
-            self._watched, self._stuck_seconds = self._count, 0.0
+            self._watched, self._stuck_seconds, self._waits_until = self._count, 0.0, 0.0
             return
         self._stuck_seconds += seconds
-        if self._stuck_seconds > self._limit:
-            self._give_up()
+        if self._stuck_seconds > max(self._limit, self._waits_until):
+            self._judge()
 
     @property
     def _limit(self) -> float:
@@ -183,13 +183,15 @@ class Heartbeat:
             part=self._part,
             count=self._count,
             limit_seconds=self._limit,
+            seconds=self._stuck_seconds if self._count == self._watched else 0.0,
             end=self._end,
             blames_peer=self._blames_peer,
         )
         return heartbeats.write_beat(self.folder, beat)
 
-    def _give_up(self) -> None:
-        """Tell, once for all ranks, who is late; and end: training can't be asked any more."""
+    def _judge(self) -> None:
+        """Wait on for a rank that may still take its time; else tell who is late, and end."""
+        quiet_seconds = self._limit / 2
         try:
             now = self._write()
             beats = [  # none of an earlier launch in the same place
@@ -197,7 +199,12 @@ class Heartbeat:
                 for beat, written in heartbeats.read_beats(self.folder)
                 if written > self._born - self._patient_seconds
             ]
-            told = heartbeats.hang(beats, now, self._stuck_seconds)
+            if heartbeats.is_awaited(beats, now, quiet_seconds):
+                # Every rank that waits reads the files of all: not at every sign of life.
+                self._waits_until = self._stuck_seconds + self._hang_seconds / 6
+                return
+            # Told once for all ranks; training can't be asked any more.
+            told = heartbeats.hang(beats, now, self._stuck_seconds, quiet_seconds)
             file = self.folder / heartbeats.HANG_FILE
             before = _time_of(file)
             if before is not None and before < self._born:
