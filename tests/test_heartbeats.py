@@ -7,13 +7,16 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from sgt_ds.launch import watch
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.heartbeats import Beat
-
-NOW = 1000.0
+from sgt_ds.training import heartbeat
 
 
 def beat(rank: int, part: str = "reduce", count: int = 20, **values: object) -> Beat:
@@ -22,57 +25,57 @@ def beat(rank: int, part: str = "reduce", count: int = 20, **values: object) -> 
 
 
 def test_a_rank_that_computes_is_late_and_the_others_wait() -> None:
-    beats = [(beat(0), NOW), (beat(1), NOW - 1), (beat(2, "forward", 19), NOW), (beat(3), NOW)]
-    assert heartbeats.hang(beats, NOW, 61) == (
+    beats = [(beat(0), 0), (beat(1), 1), (beat(2, "forward", 19), 0), (beat(3), 0)]
+    assert heartbeats.hang(beats, 61) == (
         "rank 2 on host-1 (process 102) is late: in forward of step 7 for 61 s; "
         "ranks 0, 1, 3 wait in reduce of step 7"
     )
 
 
 def test_a_silent_rank_is_named_before_one_that_waits_elsewhere() -> None:
-    beats = [(beat(0), NOW), (beat(1, "optimizer", 21), NOW), (beat(2, "backward", 19), NOW - 62)]
-    told = heartbeats.hang(beats, NOW, 61)
+    beats = [(beat(0), 0), (beat(1, "optimizer", 21), 0), (beat(2, "backward", 19), 62)]
+    told = heartbeats.hang(beats, 61)
     assert told.startswith("rank 2 on host-1 (process 102) has given no sign of life for 62 s")
     assert "last in backward of step 7" in told
     assert "rank 1 waits in optimizer of step 7; rank 0 waits in reduce of step 7" in told
 
 
 def test_no_rank_is_blamed_where_all_wait_for_each_other() -> None:
-    told = heartbeats.hang([(beat(rank), NOW) for rank in range(4)], NOW, 60)
+    told = heartbeats.hang([(beat(rank), 0) for rank in range(4)], 60)
     assert "no rank is late: ranks 0, 1, 2, 3 wait in reduce of step 7" in told
     assert "network" in told
 
 
 def test_only_ranks_past_their_own_limit_are_silent() -> None:
     compiling = beat(1, "forward", limit_seconds=600.0)
-    beats = [(beat(0), NOW - 61), (compiling, NOW - 61), (beat(2, end="done"), NOW - 61)]
-    assert [one.rank for one, _ in heartbeats.silent(beats, NOW)] == [0]
+    beats = [(beat(0), 61), (compiling, 61), (beat(2, end="done"), 61)]
+    assert [one.rank for one, _ in heartbeats.silent(beats)] == [0]
 
 
 def test_a_rank_furthest_behind_may_take_the_time_of_its_own_part() -> None:
-    waits = (beat(0, seconds=300.0), NOW)
+    waits = (beat(0, seconds=300.0), 0)
     slow = beat(1, "data", 19, limit_seconds=600.0, seconds=300.0)
-    assert heartbeats.is_awaited([waits, (slow, NOW - 10)], NOW, 30)
-    assert not heartbeats.is_awaited([waits, (slow, NOW - 31)], NOW, 30), "stopped, not slow"
-    assert not heartbeats.is_awaited([waits, (replace(slow, seconds=601.0), NOW)], NOW, 30)
+    assert heartbeats.is_awaited([waits, (slow, 10)], 30)
+    assert not heartbeats.is_awaited([waits, (slow, 31)], 30), "stopped, not slow"
+    assert not heartbeats.is_awaited([waits, (replace(slow, seconds=601.0), 0)], 30)
     moved_on = beat(1, "forward", 19, seconds=5.0)
-    assert heartbeats.is_awaited([waits, (moved_on, NOW)], NOW, 30), "its next part began just now"
+    assert heartbeats.is_awaited([waits, (moved_on, 0)], 30), "its next part began just now"
     ahead = beat(1, "checkpoint", 21, limit_seconds=600.0)
-    assert not heartbeats.is_awaited([waits, (ahead, NOW)], NOW, 30), "who is ahead waits for us"
+    assert not heartbeats.is_awaited([waits, (ahead, 0)], 30), "who is ahead waits for us"
 
 
 def test_who_lost_a_peer_is_not_who_died() -> None:
     lost = {"end": "rank 0 lost another rank", "blames_peer": True}
-    beats = [(beat(0, **lost), NOW), (beat(1), NOW), (beat(2, **lost), NOW)]
+    beats = [(beat(0, **lost), 0), (beat(1), 0), (beat(2, **lost), 0)]
     assert (
         heartbeats.deaths(beats)
         == "rank 1 on host-0 (process 101) died, last seen in reduce of step 7"
     )
-    failed = (beat(2, end="No space left on device"), NOW)
+    failed = (beat(2, end="No space left on device"), 0)
     assert "rank 2 on host-1 (process 102) failed" in heartbeats.deaths(
         [beats[0], beats[1], failed]
     )
-    assert heartbeats.deaths([(beat(0, end="done"), NOW)]) == ""
+    assert heartbeats.deaths([(beat(0, end="done"), 0)]) == ""
 
 
 def test_files_are_read_whole_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
@@ -154,3 +157,57 @@ def test_slow_data_of_one_rank_does_not_end_those_that_wait_for_it(tmp_path: Pat
         time.sleep(0.2)
     assert [process.communicate("go on\n", timeout=60)[1] for process in ranks] == ["", ""]
     assert [process.returncode for process in ranks] == [0, 0]
+
+
+def test_ranks_are_silent_only_where_the_supervisor_could_have_heard_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    looks = watch.Watch(tmp_path, "launch")
+    looks.begin(first_host=True)
+    [folder] = tmp_path.glob("control/ranks/*")
+
+    def look_after(seconds: float) -> str:
+        clock[0] += seconds
+        return looks.hang()
+
+    heartbeats.write_beat(folder, beat(0, limit_seconds=10.0))
+    assert look_after(3) == ""
+    assert look_after(1000) == "", "the shared directory stood still, or this process did"
+    assert [look_after(3) for _ in range(2)] == ["", ""]
+    assert "rank 0 on host-0 (process 100) has given no sign of life for 13 s" in look_after(3)
+
+
+def until(truth: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not truth():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_supervisor_that_was_suspended_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "SUPERVISOR_SECONDS", 1.5)
+    heartbeats.write_supervisor(tmp_path)
+    os.utime(tmp_path / heartbeats.SUPERVISOR_FILE, (1, 1))  # hosts' clocks need not agree
+    with heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=60) as heart:
+        assert not heart.launcher_lost
+        until(lambda: heart.launcher_lost)
+        heartbeats.renew_supervisor(tmp_path)
+        until(lambda: not heart.launcher_lost)
+
+
+def test_a_supervisor_that_was_killed_is_missed_at_once_by_ranks_that_ssh_started(
+    tmp_path: Path,
+) -> None:
+    waits = [sys.executable, "-c", "import signal; signal.pause()", "sgt-ds"]
+    with subprocess.Popen(waits) as supervisor:
+        name = f"{supervisor.pid} {os.uname().nodename}\n"
+        (tmp_path / heartbeats.SUPERVISOR_FILE).write_text(name)
+        with heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=60) as heart:
+            until(lambda: not heart._seeks_supervisor)
+            assert not heart.launcher_lost
+            supervisor.kill()
+            until(lambda: heart.launcher_lost)
