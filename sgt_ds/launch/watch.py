@@ -30,6 +30,7 @@ class Watch:
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self._folder = RunLayout(run_dir).signs_of_life(launch_name(run_id))
         self._looked = self._began = 0.0
+        self._heard: dict[int, tuple[float, float]] = {}  # by rank: its file's time, silence since
 
     def begin(self, *, first_host: bool) -> None:
         """A launch begins. `first_host`: what earlier launches left is no longer needed."""
@@ -43,19 +44,20 @@ class Watch:
 
     def hang(self) -> str:
         """Why everything must be ended, in one line; '' while ranks go on. Looks now and then."""
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        since = time.monotonic() - self._looked
+        if since < LOOK_SECONDS:
             return ""
-        self._looked = time.monotonic()
+        self._looked += since
         try:
-            now = heartbeats.write_supervisor(self._folder)
+            heartbeats.renew_supervisor(self._folder)
             told = self._folder / heartbeats.HANG_FILE
             if told.exists() and told.stat().st_mtime >= self._began:
                 return told.read_text(encoding="utf-8").strip() or "nothing moves any more"
-            beats = self._beats()
-            quiet = heartbeats.silent(beats, now)
+            beats = self._with_silence(since)
+            quiet = heartbeats.silent(beats)
             if quiet:
                 # The ranks can't tell: the only one, or all of them, are stopped.
-                line = heartbeats.hang(beats, now, min(age for _, age in quiet))
+                line = heartbeats.hang(beats, min(silence for _, silence in quiet))
                 told.write_text(line + "\n", encoding="utf-8")
                 return line
         except OSError:  # the shared directory does not answer: that alone ends nothing
@@ -68,6 +70,20 @@ class Watch:
             return heartbeats.deaths(self._beats())
         except OSError:
             return ""
+
+    def _with_silence(self, since: float) -> list[tuple[heartbeats.Beat, float]]:
+        """The beats, each with the seconds for which this process has seen none newer.
+
+        `since`: the last look. No look is worth more than two: while the shared directory or this
+        process stood still, ranks that live could not be heard.
+        """
+        beats = self._beats()
+        before, self._heard = self._heard, {}
+        for beat, written in beats:
+            last, silence = before.get(beat.rank, (0.0, 0.0))
+            silence = silence + min(since, 2 * LOOK_SECONDS) if written == last else 0.0
+            self._heard[beat.rank] = written, silence
+        return [(beat, self._heard[beat.rank][1]) for beat, _ in beats]
 
     def _beats(self) -> list[tuple[heartbeats.Beat, float]]:
         beats = heartbeats.read_beats(self._folder)

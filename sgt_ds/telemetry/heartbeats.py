@@ -1,14 +1,16 @@
 """Signs of life: one small file a rank, and what their comparison tells of a run that stands still.
 
-Knows no process group and starts no thread. A file's age is told by the file system's clock alone,
-against a file that the reader has just written: hosts' clocks need not agree.
+Knows no process group and starts no thread. Compares ages, which its readers find without trusting
+hosts' clocks: by the file system's, or by how long a file has not changed under their eyes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -80,28 +82,38 @@ def read_beats(folder: Path) -> list[tuple[Beat, float]]:
 
 
 def write_supervisor(folder: Path) -> float:
-    """Leave the supervisor's sign of life. Returns its time, by the file system's clock."""
+    """Tell that this process looks after the ranks. Returns when, by the file system's clock."""
+    with suppress(OSError):  # a full disk: that somebody does can still be told
+        (folder / SUPERVISOR_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
+    return renew_supervisor(folder)
+
+
+def renew_supervisor(folder: Path) -> float:
+    """The supervisor's sign of life. Returns its time, by the file system's clock."""
     path = folder / SUPERVISOR_FILE
-    path.write_text("")
+    path.touch()
     return path.stat().st_mtime
 
 
-def silent(beats: Iterable[tuple[Beat, float]], now: float) -> list[tuple[Beat, float]]:
+def supervisor_here(folder: Path) -> int | None:
+    """The supervisor's process id, where it runs on this host."""
+    said = (folder / SUPERVISOR_FILE).read_text(encoding="utf-8", errors="replace")
+    pid, _, host = said.strip().partition(" ")
+    return int(pid) if pid.isdecimal() and host == socket.gethostname() else None
+
+
+def silent(ages: Iterable[tuple[Beat, float]]) -> list[tuple[Beat, float]]:
     """Ranks that have given no sign of life for longer than their part may take, with their age."""
-    return [
-        (beat, now - written)
-        for beat, written in beats
-        if not beat.end and now - written > beat.limit_seconds
-    ]
+    return [(beat, age) for beat, age in ages if not beat.end and age > beat.limit_seconds]
 
 
-def is_awaited(beats: Sequence[tuple[Beat, float]], now: float, quiet_seconds: float) -> bool:
+def is_awaited(ages: Sequence[tuple[Beat, float]], quiet_seconds: float) -> bool:
     """Whether a rank that is furthest behind may still take its time, and gives signs of life.
 
     Its part may be one that lasts (slow data) while the others wait where nothing should. Where any
     rank has been quiet for longer than `quiet_seconds`, nobody is waited for.
     """
-    living = [(beat, now - written) for beat, written in beats if not beat.end]
+    living = [(beat, age) for beat, age in ages if not beat.end]
     if any(age > quiet_seconds for _, age in living):
         return False
     behind = min((beat.count for beat, _ in living), default=0)
@@ -109,18 +121,17 @@ def is_awaited(beats: Sequence[tuple[Beat, float]], now: float, quiet_seconds: f
 
 
 def hang(
-    beats: Sequence[tuple[Beat, float]],
-    now: float,
+    ages: Sequence[tuple[Beat, float]],
     stuck_seconds: float,
     quiet_seconds: float | None = None,
 ) -> str:
     """One line on a run in which nothing has moved for `stuck_seconds`: who is late, who waits.
 
-    `now`: by the file system's clock. `quiet_seconds`: silence after which a rank counts as gone;
-    None: half of `stuck_seconds`.
+    `ages`: each beat with the seconds since it was given. `quiet_seconds`: silence after which a
+    rank counts as gone; None: half of `stuck_seconds`.
     """
     longest = stuck_seconds / 2 if quiet_seconds is None else quiet_seconds
-    living = [(beat, now - written) for beat, written in beats if not beat.end]
+    living = [(beat, age) for beat, age in ages if not beat.end]
     quiet = [(beat, age) for beat, age in living if age > longest]
     heard = [beat for beat, age in living if age <= longest]
     if quiet:

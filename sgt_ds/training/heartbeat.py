@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -20,11 +21,12 @@ from typing import TypeVar
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.telemetry import heartbeats
 
-# Time between two signs of life: a second, more where many ranks share the file system.
-MOST_SECONDS = 10.0
+# Signs of life that all ranks together give to the file system that they share: each one a second,
+# less often where they are many.
 RANKS_A_SECOND = 64
-# `sgt-ds train` gives a sign every two seconds; after this silence nobody minds the run any more.
-SUPERVISOR_SECONDS = 30.0
+# `sgt-ds train` gives a sign every two seconds. It may be suspended, or the shared directory stand
+# still; after this silence, as this rank sees it, nobody minds the run any more.
+SUPERVISOR_SECONDS = 120.0
 # What starts ranks, as it stands at the beginning of command lines: a program or a module.
 _LAUNCHERS = frozenset(
     {
@@ -63,19 +65,22 @@ class Heartbeat:
         patient_seconds: float,
     ) -> None:
         self.folder = folder
-        self.launcher_lost = False
-        """Whether what started this rank has gone: it saves and ends then."""
         self._rank, self._host = rank, socket.gethostname()
         self._hang_seconds = hang_seconds
         self._patient_seconds = max(patient_seconds, hang_seconds)
-        self._every = min(MOST_SECONDS, hang_seconds / 6, max(1.0, world_size / RANKS_A_SECOND))
+        self._every = min(
+            hang_seconds / 3, max(min(1.0, hang_seconds / 6), world_size / RANKS_A_SECOND)
+        )
         self._step, self._part, self._count, self._patient = 0, "start", 0, True
         self._seen: set[Hashable] = set()
         self._end, self._blames_peer = "", False
         self._watched = 0  # the part that `_stuck_seconds` counts
         self._stuck_seconds = self._waits_until = 0.0
         self._born = 0.0  # by the file system's clock
-        self._launchers = list(_launchers())
+        self._launchers = list(_launchers(os.getppid()))
+        self._seeks_supervisor = True
+        self._supervisor: float | None = None  # when it gave its last sign of life
+        self._launcher_ended, self._unminded_seconds = False, 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
@@ -102,6 +107,11 @@ class Heartbeat:
         self._blames_peer = isinstance(error, LostPeer)
         with suppress(OSError):
             self._write()
+
+    @property
+    def launcher_lost(self) -> bool:
+        """Whether what started this rank has gone: it saves and ends then."""
+        return self._launcher_ended or self._unminded_seconds > SUPERVISOR_SECONDS
 
     @property
     def own_name(self) -> str:
@@ -139,11 +149,11 @@ class Heartbeat:
         while not self._over.wait(self._every):
             now = time.monotonic()
             # While this process or its whole machine was stopped, nobody else waited for it either.
-            self._count_stuck(min(now - then, 2 * self._every))
-            then = now
+            seconds, then = min(now - then, 2 * self._every), now
+            self._count_stuck(seconds)
             try:
                 self._write()
-                self._look_around()
+                self._look_around(seconds)
             except OSError:  # the shared directory does not answer: that alone ends nothing
                 continue
 
@@ -160,18 +170,24 @@ class Heartbeat:
         patient = self._patient or self._part in _PATIENT
         return self._patient_seconds if patient else self._hang_seconds
 
-    def _look_around(self) -> None:
+    def _look_around(self, seconds: float) -> None:
         told, supervisor = (
             _time_of(self.folder / name)
             for name in (heartbeats.HANG_FILE, heartbeats.SUPERVISOR_FILE)
         )
         if told is not None and told >= self._born:
             os._exit(1)  # another rank, or the supervisor, has told it already
-        if supervisor is not None:
-            silence = self._write() - supervisor
-            self.launcher_lost |= silence > SUPERVISOR_SECONDS
+        if supervisor is not None and supervisor == self._supervisor:
+            self._unminded_seconds += seconds
+        else:
+            self._supervisor, self._unminded_seconds = supervisor, 0.0
+        if self._seeks_supervisor and supervisor is not None:
+            # Between it and ranks that ssh has started stands no parent that they could watch.
+            self._seeks_supervisor = False
+            if pid := heartbeats.supervisor_here(self.folder):
+                self._launchers += islice(_launchers(pid), 1)
         ended, _, _ = select.select(self._launchers, [], [], 0)
-        self.launcher_lost |= bool(ended)
+        self._launcher_ended |= bool(ended)
 
     def _write(self) -> float:
         """Write where this rank stands. Returns the time, by the file system's clock."""
@@ -194,17 +210,17 @@ class Heartbeat:
         quiet_seconds = self._limit / 2
         try:
             now = self._write()
-            beats = [  # none of an earlier launch in the same place
-                (beat, written)
+            ages = [  # none of an earlier launch in the same place
+                (beat, now - written)
                 for beat, written in heartbeats.read_beats(self.folder)
                 if written > self._born - self._patient_seconds
             ]
-            if heartbeats.is_awaited(beats, now, quiet_seconds):
+            if heartbeats.is_awaited(ages, quiet_seconds):
                 # Every rank that waits reads the files of all: not at every sign of life.
                 self._waits_until = self._stuck_seconds + self._hang_seconds / 6
                 return
             # Told once for all ranks; training can't be asked any more.
-            told = heartbeats.hang(beats, now, self._stuck_seconds, quiet_seconds)
+            told = heartbeats.hang(ages, self._stuck_seconds, quiet_seconds)
             file = self.folder / heartbeats.HANG_FILE
             before = _time_of(file)
             if before is not None and before < self._born:
@@ -243,12 +259,11 @@ def _time_of(path: Path) -> float | None:
         return None
 
 
-def _launchers() -> Iterator[int]:
-    """A pidfd of each launcher above this process: its parent, that one's parent, as far as known.
+def _launchers(pid: int) -> Iterator[int]:
+    """A pidfd of each launcher from `pid` upwards: itself, its parent, as far as they are known.
 
     What stands above them, a shell or an sshd, may end before them for good reasons.
     """
-    pid = os.getppid()
     while pid > 1:
         try:
             descriptor = os.pidfd_open(pid)
