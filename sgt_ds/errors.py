@@ -15,6 +15,10 @@ class SgtError(Exception):
     everywhere = False
 
 
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 class UserError(SgtError):
     """A mistake in what the user gave: rendered as one line `file: field: fault and mend`, exit 2.
 
@@ -28,7 +32,9 @@ class UserError(SgtError):
         self, file: str | Path, field: str | None, mend: str, *, everywhere: bool = False
     ) -> None:
         self.everywhere = everywhere
-        self.file, self.field, self.mend = str(file), field, " ".join(mend.split())
+        # A path may hold line breaks, or what a terminal obeys.
+        self.file, self.field = _printable(str(file)), None if field is None else _printable(field)
+        self.mend = _printable(" ".join(mend.split()))
         super().__init__(": ".join(part for part in (self.file, self.field, self.mend) if part))
 
 

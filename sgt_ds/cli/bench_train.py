@@ -15,6 +15,8 @@ from sgt_ds.errors import UserError
 if TYPE_CHECKING:
     from sgt_ds.launch import RunFigures
 
+# Of one host: more than any has GPUs.
+MOST_RANKS = 1024
 VARIANTS = ["vanilla", "sgt:1", "sgt:3"]
 
 
@@ -37,7 +39,12 @@ def register(group: Subparsers[Parser]) -> None:
         help="vanilla, sgt:K (its fixed phase), attention_loop:K, block_loop:K",
     )
     parser.add_argument(
-        "--num-gpus", nargs="+", type=whole_number(1), default=[1], metavar="N", help="ranks"
+        "--num-gpus",
+        nargs="+",
+        type=whole_number(1, MOST_RANKS),
+        default=[1],
+        metavar="N",
+        help="ranks",
     )
     parser.add_argument(
         "--micro-batches",
@@ -81,10 +88,18 @@ def train(options: argparse.Namespace) -> None:
                 None,
                 f"{sequences} is no multiple of {micro} sequences on each of {ranks} ranks",
             )
-    if options.scratch is not None and options.scratch.exists() and any(options.scratch.iterdir()):
-        raise UserError("--scratch", None, f"{options.scratch} is not empty; give a new directory")
+    scratch: Path | None = options.scratch
+    if (
+        scratch is not None
+        and scratch.exists()
+        and (not scratch.is_dir() or any(scratch.iterdir()))
+    ):
+        raise UserError("--scratch", None, f"{scratch} is no empty directory; give a new one")
     variants = [variant(text, config.model.num_layers, options.heads) for text in options.variants]
-    scratch = options.scratch or Path(tempfile.mkdtemp(prefix="sgt-ds-bench-"))
+    kept = scratch is not None
+    scratch = scratch or Path(tempfile.mkdtemp(prefix="sgt-ds-bench-"))
+    for chosen in variants:  # before the first run: a fault of the last one would cost the others
+        load_run_config(options.run, [*options.overrides, *chosen.overrides])
     figures = bench_runs(
         RunWish(
             run_yaml=options.run,
@@ -100,7 +115,7 @@ def train(options: argparse.Namespace) -> None:
             scratch=scratch,
         )
     )
-    if options.scratch is None:  # what failed stays, to be read
+    if not kept:  # what failed stays, to be read
         shutil.rmtree(scratch)
     if options.json:
         print_json({"runs": [run.as_json() for run in figures]})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json, whole_number
+from sgt_ds.errors import UserError
 from sgt_ds.evaluation import RULES, Metric, Rule, find_tasks
 
 if TYPE_CHECKING:
@@ -131,6 +132,9 @@ def tasks(options: argparse.Namespace) -> None:
     from sgt_ds.inference import load_scored_model
     from sgt_ds.progress import Progress
 
+    if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
+        # Told before hours of scoring, not after.
+        raise UserError("--out", None, f"{options.out} cannot be a file; name one in a folder")
     questions = [
         load_questions(task, rule, options.data, split=options.split, limit=options.limit)
         for rule in rules

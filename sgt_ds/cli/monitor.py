@@ -47,6 +47,12 @@ def show_targets(options: argparse.Namespace) -> None:
     hosts = [(host.name, host.slots) for host in parse_hostfile(options.hostfile)]
     layout = RunLayout(Path(options.run))
     name, port = options.run, 9400
+    if not name.strip() or not name.isprintable():
+        raise UserError("--run", None, "is empty or holds control characters; give a run's name")
+    if "/" in name and not layout.config.exists():
+        raise UserError(
+            layout.run_dir, None, "holds no run.yaml yet; start the run first, or give its name"
+        )
     if layout.config.exists():
         name, port = layout.run_dir.resolve().name, load_run_config(layout.config).telemetry.port
     text = json.dumps(targets(hosts, run=name, port=options.port or port), indent=2) + "\n"

@@ -3,8 +3,8 @@
 from sgt_ds.data.bench import PrepareBench, bench_prepare
 from sgt_ds.data.loader import Loader, validation_batches
 from sgt_ds.data.loader_bench import DataBench, bench_data
-from sgt_ds.data.order import GlobalOrder
 from sgt_ds.data.manifest import NAME as SET_MANIFEST
+from sgt_ds.data.order import GlobalOrder
 from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prefetch import MicroBatch
 from sgt_ds.data.preparation import Preparation, Report

@@ -97,10 +97,16 @@ class _Weights:
 
     def __init__(self, directory: Path, config: Any, model: ModelConfig) -> None:
         self._directory, self._config = directory, config
+        self._files = _files_of(directory)
+        if model.num_layers > len(self._files):
+            raise UserError(
+                directory / "config.json",
+                "num_hidden_layers",
+                f"is {model.num_layers}, more than there are tensors ({len(self._files)})",
+            )
         with torch.device("meta"):
             blank = {name: torch.empty(shape) for name, shape in _training_shapes(model).items()}
         self.shapes = {name: tuple(t.shape) for name, t in to_llama_names(blank, model).items()}
-        self._files = _files_of(directory)
         self._held = ExitStack()
 
     def __enter__(self) -> _Weights:
@@ -169,7 +175,7 @@ def _read_config(directory: Path) -> Any:
         kind = values["model_type"]
     except FileNotFoundError:
         raise UserError(directory, None, "holds no config.json; give a model's folder") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(path, None, f"cannot be read ({error}); copy it again") from None
     if kind == "sgt":
         raise UserError(
@@ -180,7 +186,15 @@ def _read_config(directory: Path) -> Any:
     if values.get("quantization_config"):
         raise UserError(path, "quantization_config", "is set; import the original weights")
     from transformers import LlamaConfig
+    from transformers.utils import logging as chatter
 
+    inner = values.get("rope_parameters") or {}
+    theta = values.get("rope_theta")
+    if theta is not None and isinstance(inner, dict) and inner.get("rope_theta", theta) != theta:
+        raise UserError(
+            path, "rope_theta", f"is {theta!r} here and {inner['rope_theta']!r} in rope_parameters"
+        )
+    chatter.set_verbosity_error()  # what is wrong is said in one line, here
     try:
         return LlamaConfig.from_dict(values)
     except Exception as error:  # its validation raises classes of its own
@@ -214,7 +228,11 @@ def _model_of(directory: Path, config: Any, vocab_size: int | None) -> ModelConf
             config.head_dim * heads == config.hidden_size,
             f"{config.head_dim} × {heads} heads is not hidden_size {config.hidden_size}",
         ),
-        ("num_key_value_heads", heads % key_value == 0, f"{key_value} does not divide {heads}"),
+        (
+            "num_key_value_heads",
+            key_value > 0 and heads % key_value == 0,
+            f"{key_value} does not divide {heads}",
+        ),
     ):
         if not good:
             raise UserError(path, key, f"{said}; this model cannot be imported")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sgt_ds.errors import UserError
 from sgt_ds.launch.facts import Facts, Question, answer_file, question_file
 from sgt_ds.launch.hostfile import Host
 from sgt_ds.launch.ssh import Answer, ask, module_command
@@ -73,9 +74,10 @@ def probe(
     }
     try:
         mark.write_text(token, encoding="utf-8")
-        writable = True
-    except OSError:
-        writable = False
+    except OSError as error:
+        raise UserError(
+            "--shared", None, f"{shared} cannot be written to ({error.strerror}); name a directory"
+        ) from None
     try:
         answers = ask(
             {
@@ -95,7 +97,7 @@ def probe(
     for one in found:
         if one.facts is not None:
             one.faults.extend(_faults(one, usual, found))
-            if not writable or not one.facts.reads_shared:
+            if not one.facts.reads_shared:
                 one.faults.append(f"does not see what this machine writes to {shared}")
             elif not written[one.host.name]:
                 one.faults.append(f"what it writes to {shared} is not seen here")

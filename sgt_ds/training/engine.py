@@ -94,11 +94,21 @@ def join_ranks(timeout_seconds: float) -> Ranks:
         # compiler, and a killed build hangs every later run); gloo alone needs none of it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     timeout = timedelta(seconds=timeout_seconds)
-    deepspeed.init_distributed(
-        dist_backend="gloo" if on_cpu else accelerator.communication_backend_name(),
-        timeout=timeout,
-        verbose=False,
-    )
+    try:
+        deepspeed.init_distributed(
+            dist_backend="gloo" if on_cpu else accelerator.communication_backend_name(),
+            timeout=timeout,
+            verbose=False,
+        )
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        port = os.environ.get("MASTER_PORT", "")
+        raise UserError(
+            f"--master_port {port}",
+            None,
+            "is in use on this host, perhaps by another run; give the launcher a free port",
+        ) from None
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if not on_cpu:
         accelerator.set_device(local_rank)
