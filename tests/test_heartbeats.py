@@ -211,3 +211,57 @@ def test_a_supervisor_that_was_killed_is_missed_at_once_by_ranks_that_ssh_starte
             assert not heart.launcher_lost
             supervisor.kill()
             until(lambda: heart.launcher_lost)
+
+
+CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711\nand more"
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks", "part", "lost"),
+    [
+        (CLOSED, 2, "reduce", True),
+        ("NCCL error, remote process exited or there was a network error", 2, "reduce", True),
+        ("NCCL error, invalid usage (run with NCCL_DEBUG=WARN for details)", 2, "reduce", False),
+        ("CUDA error: the launch timed out and was terminated", 2, "reduce", False),
+        (CLOSED, 1, "reduce", False),
+        (CLOSED, 2, "start", False),
+    ],
+)
+def test_another_rank_is_blamed_only_where_the_cause_says_so(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    ranks: int,
+    part: str,
+    lost: bool,
+) -> None:
+    monkeypatch.setattr(heartbeat.log, "propagate", True)
+    heart = heartbeat.Heartbeat(tmp_path, 0, world_size=ranks, hang_seconds=60, patient_seconds=60)
+    heart.enter(part)
+    with (
+        pytest.raises(heartbeat.LostPeer if lost else RuntimeError) as raised,
+        heartbeat.lost_peers_told(heart),
+    ):
+        raise RuntimeError(said)
+    if lost:
+        assert said.splitlines()[0] in str(raised.value)
+        assert "\n" not in str(raised.value)
+        assert str(raised.value.__cause__) == said
+        assert said in caplog.text
+
+
+def test_a_slow_machine_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])
+    heart = heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=600)
+    limits = []
+    for step, seconds in enumerate((40, 20, 20, 70, 1)):
+        heart.update(step, "shape")
+        heart.enter("forward")
+        limits.append(heart._limit)
+        clock[0] += seconds
+        heart.enter("reduce")
+        clock[0] += 100  # others were late: no pace of this rank
+    assert limits == [600, 80, 200, 200, 600]
+    assert heart._limit == 60

@@ -5,6 +5,7 @@ A thread beside training: it needs no answer from training, which may wait in a 
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -38,8 +39,21 @@ _LAUNCHERS = frozenset(
 # What may last long for good reasons: it is bounded by the time limit of collectives.
 _PATIENT = frozenset({"start", "data", "checkpoint", "validation", "end"})
 
-# In the messages of gloo, NCCL and the store at which ranks meet.
-_SIGNS_OF_LOSS = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
+# What forward, backward and optimizer may take, in units of the longest time that they have taken: in
+# updates like earlier ones, and in those that may compile.
+_USUAL, _COMPILING = 10.0, 2.0
+_OWN_WORK = frozenset({"forward", "backward", "optimizer"})
+
+# What gloo, NCCL and the store at which ranks meet say where the other end is gone, in small letters.
+_SIGNS_OF_LOSS = (
+    *("connection closed", "connection was closed", "connection was likely closed"),
+    *("connection reset", "connection refused", "broken pipe", "failed to recv"),
+    *("no route to host", "network is unreachable", "ncclremoteerror", "remote process exited"),
+    *("communicator was aborted", "timed out waiting", "timed out after", "socket timeout"),
+    *("collective operation timeout", "application timeout", "wait timeout"),
+)
+
+log = logging.getLogger("sgt_ds")
 
 Item = TypeVar("Item")
 
@@ -51,8 +65,9 @@ class LostPeer(SgtError):
 class Heartbeat:
     """Writes where this rank stands; ends the process where one part takes longer than it may.
 
-    `hang_seconds`: limit of a part of an update. `patient_seconds`: limit of what may last: joining,
-    data, the first update with a new shape of loops (it may compile), validation, checkpoints.
+    `hang_seconds`: limit of a part of an update; the run's own pace may lengthen that of forward,
+    backward and optimizer. `patient_seconds`: limit of what may last, and of all: joining, data, the
+    first update with a new shape of loops (it may compile), validation, checkpoints.
     """
 
     def __init__(
@@ -65,7 +80,7 @@ class Heartbeat:
         patient_seconds: float,
     ) -> None:
         self.folder = folder
-        self._rank, self._host = rank, socket.gethostname()
+        self._rank, self._host, self._alone = rank, socket.gethostname(), world_size == 1
         self._hang_seconds = hang_seconds
         self._patient_seconds = max(patient_seconds, hang_seconds)
         self._every = min(
@@ -73,6 +88,8 @@ class Heartbeat:
         )
         self._step, self._part, self._count, self._patient = 0, "start", 0, True
         self._seen: set[Hashable] = set()
+        self._entered = time.monotonic()
+        self._paces: dict[str, float] = {}  # by part: what this run's own pace allows, in seconds
         self._end, self._blames_peer = "", False
         self._watched = 0  # the part that `_stuck_seconds` counts
         self._stuck_seconds = self._waits_until = 0.0
@@ -114,6 +131,11 @@ class Heartbeat:
         return self._launcher_ended or self._unminded_seconds > SUPERVISOR_SECONDS
 
     @property
+    def has_peers(self) -> bool:
+        """Whether a collective's failure can be that of another rank that was there before."""
+        return not self._alone and self._part != "start"
+
+    @property
     def own_name(self) -> str:
         """The rank and its host, for a message."""
         return f"rank {self._rank} on {self._host}"
@@ -130,7 +152,11 @@ class Heartbeat:
 
     def enter(self, part: str) -> None:
         """A part begins: on every rank the same ones, in the same order."""
-        self._part = part
+        now = time.monotonic()
+        if self._part in _OWN_WORK:
+            pace = (_COMPILING if self._patient else _USUAL) * (now - self._entered)
+            self._paces[self._part] = max(pace, self._paces.get(self._part, 0.0))
+        self._part, self._entered = part, now
         self._count += 1
 
     def each(self, part: str, items: Iterable[Item]) -> Iterator[Item]:
@@ -167,8 +193,10 @@ class Heartbeat:
 
     @property
     def _limit(self) -> float:
-        patient = self._patient or self._part in _PATIENT
-        return self._patient_seconds if patient else self._hang_seconds
+        part = self._part
+        if self._patient or part in _PATIENT:
+            return self._patient_seconds
+        return min(self._patient_seconds, max(self._hang_seconds, self._paces.get(part, 0.0)))
 
     def _look_around(self, seconds: float) -> None:
         told, supervisor = (
@@ -247,9 +275,14 @@ def lost_peers_told(heartbeat: Heartbeat) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo's and NCCL's errors are nothing narrower
-        if not any(sign in str(error) for sign in _SIGNS_OF_LOSS):
+        said = str(error).strip()
+        if not heartbeat.has_peers or not any(sign in said.lower() for sign in _SIGNS_OF_LOSS):
             raise
-        raise LostPeer(f"{heartbeat.own_name} lost another rank in {heartbeat.place}") from None
+        log.warning("%s: %s", heartbeat.place, said)
+        cause = said.splitlines()[0][:300]
+        raise LostPeer(
+            f"{heartbeat.own_name} lost another rank in {heartbeat.place}: {cause}"
+        ) from error
 
 
 def _time_of(path: Path) -> float | None:
