@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _heartbeat(config) as heartbeat, lost_peers_told(heartbeat):
             ranks = join_ranks(config.training.collective_timeout_seconds)
             joined = True
+            heartbeat.enter("start")
             try:
                 run(config, ranks, config_file, heartbeat, resuming=resuming)
             finally:

@@ -61,15 +61,16 @@ def _tidy(directory: Path) -> None:
         log.warning("%s: leftovers stay (%s)", directory, error.strerror)
 
 
-def load(engine: Any, path: Path, *, group: Any = None) -> dict[str, Any]:
+def load(engine: Any, path: Path, *, group: Any = None, verified: bool = False) -> dict[str, Any]:
     """Restore weights, optimizer and random state from `path`; every rank calls this.
 
     Returns state.json: what the run gave to `save`, and what `save` added (`step`, …).
+    `verified`: whether `newest_good_for_all` has just found it, and read all of it.
     Another number of ranks than saved it is fine; ranks beyond those keep their own random state.
     Raises: UserError on all ranks where the checkpoint is damaged, holds pickled code, is of
     another architecture or ZeRO stage.
     """
-    state = _checked_state(engine, path, group)
+    state = _checked_state(engine, path, group, verified=verified)
     _restore(engine, path, state["world_size"], group, scheduler=True)
     rank, error = rank_and_size(group)[0], None
     if rank < state["world_size"]:
@@ -96,13 +97,15 @@ def load_weights_only(engine: Any, path: Path, *, group: Any = None) -> dict[str
     return state
 
 
-def _checked_state(engine: Any, path: Path, group: Any) -> dict[str, Any]:
+def _checked_state(
+    engine: Any, path: Path, group: Any, *, verified: bool = False
+) -> dict[str, Any]:
     """state.json of a checkpoint that verifies and fits the engine."""
     rank, _ = rank_and_size(group)
     error: UserError | None = None
     state: dict[str, Any] = {}
     try:
-        if rank == 0 and (faults := store.verify(path)):
+        if rank == 0 and not verified and (faults := store.verify(path)):
             raise UserError(path, None, f"{faults[0]}; use another checkpoint")
         state = store.read_state(path)
         _check_shape(path, state, parameter_shapes(engine))

@@ -53,6 +53,7 @@ def run(
         set_up_logging(config.run_dir, ranks.rank)
         trainer = build_trainer(config, ranks, config_file, heartbeat)
         try:
+            heartbeat.enter("start")
             reached = reached_step(RunLayout(config.run_dir).metrics)
             restore(trainer, config, ranks, resuming=resuming)
             if ranks.is_main:
@@ -83,9 +84,11 @@ def build_trainer(
         load_start(model, ranks.from_main(lambda: checked_start(path, config.model)))
         log.info("weights of %s", path)
     model = model.to(ranks.device)
+    heartbeat.enter("start")
     engine = build_engine(model, config, ranks, config_file)
     parts = StepParts(ranks.device, heartbeat.enter)
     parts.time_reduction(engine)
+    heartbeat.enter("start")
     loader = Loader(
         data.train,
         sequence_length=data.sequence_length,

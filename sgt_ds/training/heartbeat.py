@@ -151,7 +151,10 @@ class Heartbeat:
         self._seen.add(shape)
 
     def enter(self, part: str) -> None:
-        """A part begins: on every rank the same ones, in the same order."""
+        """A part begins: on every rank the same ones, in the same order.
+
+        Each stage of a start (joining, model, engine, data, loading) enters "start" anew.
+        """
         now = time.monotonic()
         if self._part in _OWN_WORK:
             pace = (_COMPILING if self._patient else _USUAL) * (now - self._entered)

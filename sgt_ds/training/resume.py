@@ -30,8 +30,13 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     if path is None:
         trainer.cut_back(-1)
         return
-    load = checkpoints.load_weights_only if forking else checkpoints.load
-    state = load(trainer.engine, path, group=ranks.host_group)
+    engine, group = trainer.engine, ranks.host_group
+    if forking:
+        state = checkpoints.load_weights_only(engine, path, group=group)
+    else:
+        # A checkpoint that was looked for has been read whole; one that was named has not.
+        found = path != config.resume
+        state = checkpoints.load(engine, path, group=group, verified=found)
     try:
         _check_counts(state)
         _check_data(trainer, config, path, state["data"])
