@@ -1,14 +1,20 @@
-"""Files that are whole or absent: temporary name, fsync, rename. Knows no room."""
+"""Files that are whole or absent, and files that grow by whole lines. Knows no room."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+log = logging.getLogger(__name__)
+
+# Hours of a large model's lines: a run that can't write them for longer saves nothing either.
+MOST_WAITING_BYTES = 256 << 20
 
 
 def fsync_directory(path: Path) -> None:
@@ -65,3 +71,79 @@ def take_lock(path: Path) -> int | None:
             return None
         raise
     return descriptor
+
+
+class LineFile:
+    """A file of lines that grows, and outlives a full disk: what can't be written waits in memory.
+
+    Lines are on the disk whole and in order, or not at all. `sync`: whether what `flush` and
+    `offer` wrote survives a power cut.
+    """
+
+    def __init__(self, path: Path, *, sync: bool) -> None:
+        self.path, self._sync = path, sync
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._size = os.fstat(self._descriptor).st_size  # of what is whole
+        self._waiting = bytearray()
+        self.fault: str | None = None
+        """Why lines wait, where the last `offer` could not write them."""
+
+    def add(self, line: str) -> None:
+        """Note one line, with its newline."""
+        self._waiting += line.encode()
+
+    def flush(self) -> None:
+        """Write what was noted. Raises: OSError where that fails, and it still waits."""
+        if not self._waiting:
+            return
+        try:
+            # What an earlier attempt left half-written goes first.
+            self._cut_to_size()
+            rest = memoryview(bytes(self._waiting))
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            if self._sync:
+                os.fsync(self._descriptor)
+        except OSError:
+            with suppress(OSError):
+                self._cut_to_size()
+            raise
+        self._size += len(self._waiting)
+        self._waiting.clear()
+
+    def offer(self) -> None:
+        """Write what was noted, or keep it for the next time; says when that begins and ends.
+
+        Raises: OSError once more than `MOST_WAITING_BYTES` wait.
+        """
+        try:
+            self.flush()
+        except OSError as error:
+            if self.fault is None:
+                log.warning("%s can't be written (%s); its lines wait", self.path, error.strerror)
+            self.fault = f"{self.path.name}: {error.strerror}"
+            if len(self._waiting) > MOST_WAITING_BYTES:
+                raise
+            return
+        if self.fault is not None:
+            log.warning("%s is written again, with all lines that waited", self.path)
+        self.fault = None
+
+    def cut(self, size: int) -> None:
+        """Keep the first `size` bytes of what is written. Raises: OSError."""
+        self._size = size
+        self._cut_to_size()
+
+    def close(self) -> None:
+        """Write what was noted, and close the file; says so where lines are lost."""
+        try:
+            self.flush()
+            os.fsync(self._descriptor)
+        except OSError as error:
+            log.warning("%s: its last lines may be lost (%s)", self.path, error.strerror)
+        os.close(self._descriptor)
+
+    def _cut_to_size(self) -> None:
+        if os.fstat(self._descriptor).st_size != self._size:
+            os.ftruncate(self._descriptor, self._size)
+            os.fsync(self._descriptor)

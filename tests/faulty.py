@@ -3,7 +3,10 @@
 The first argument says what, as JSON; the others are those of `sgt_ds.train`:
 {"inf": {"rank", "step", "times"}}: a gradient of that rank is inf from that step on, so many times;
 {"flip": {"rank", "step", "parameter"}}: one bit of that rank's parameter turns after that step;
-{"full_disk": {"rank", "steps": [first, last]}}: files of that rank can't grow past 200 kB then;
+{"full_disk": {"rank", "steps": [first, last], "size"}}: files of that rank can't grow past `size`
+bytes then (200 kB where it is left out);
+{"no_memory": {"rank"}}: no page of that rank's copy of a checkpoint is to be had;
+{"no_rotation": true}: what would remove old checkpoints fails;
 {"slow_disk": seconds}: every file of a checkpoint is written that late.
 """
 
@@ -15,12 +18,15 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from sgt_ds import train
 from sgt_ds.checkpoints import saving
+from sgt_ds.checkpoints.snapshot import Snapshots
+from sgt_ds.errors import UserError
 from sgt_ds.training import build
 
 
@@ -35,6 +41,12 @@ def main(arguments: list[str]) -> int:
             return write(*given)
 
         saving.write_hashed = slowly
+    if "no_rotation" in faults:
+
+        def refuse(directory: Path, *given: Any) -> None:
+            raise UserError(directory, None, "no such folder of checkpoints")
+
+        saving.rotate = refuse  # type: ignore[assignment]
     restore = build.restore
 
     def restore_and_break(trainer: Any, *given: Any, **named: Any) -> None:
@@ -101,19 +113,29 @@ def flip(trainer: Any, rank: int, step: int, parameter: str) -> None:
     _after(trainer, step, act)
 
 
-def full_disk(trainer: Any, rank: int, steps: list[int]) -> None:
+def full_disk(trainer: Any, rank: int, steps: list[int], size: int = 200_000) -> None:
     """A real limit of the system on the size of the files that this process writes."""
 
-    def limit(size: int) -> Callable[[], None]:
+    def limit(most: int) -> Callable[[], None]:
         def act() -> None:
             if trainer.ranks.rank == rank:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
         return act
 
-    _after(trainer, steps[0], limit(200_000))
+    _after(trainer, steps[0], limit(size))
     _after(trainer, steps[1], limit(resource.RLIM_INFINITY))
+
+
+def no_memory(trainer: Any, rank: int) -> None:
+    """The allocation of a checkpoint's copy fails."""
+
+    def refuse(self: Snapshots, size: int) -> torch.Tensor:
+        raise MemoryError(f"{size} bytes are not to be had")
+
+    if trainer.ranks.rank == rank:
+        Snapshots._buffer = refuse  # type: ignore[method-assign]
 
 
 def _after(trainer: Any, step: int, act: Callable[[], None]) -> None:
@@ -129,4 +151,9 @@ def _after(trainer: Any, step: int, act: Callable[[], None]) -> None:
     trainer.train_step = watched
 
 
-FAULTS: dict[str, Callable[..., None]] = {"inf": inf, "flip": flip, "full_disk": full_disk}
+FAULTS: dict[str, Callable[..., None]] = {
+    "inf": inf,
+    "flip": flip,
+    "full_disk": full_disk,
+    "no_memory": no_memory,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import runs
 from forked import Nursery
 
 from sgt_ds.checkpoints import list_checkpoints, read_manifest, read_state, verify
+from sgt_ds.files import LineFile
 
 FAULTY = "faulty:main"
 
@@ -42,7 +44,11 @@ def test_training_goes_on_changing_what_is_still_being_written(
 ) -> None:
     """The disk is slower than an update: a save of every step must hold that step's numbers."""
     told = {}
-    for name, background, fault in (("beside", True, {"slow_disk": 0.1}), ("at-once", False, {})):
+    for name, background, fault in (
+        ("beside", True, {"slow_disk": 0.1}),
+        ("at-once", False, {}),
+        ("no-memory", True, {"no_memory": {"rank": 1}, "no_rotation": True}),
+    ):
         file = runs.write_run(
             tmp_path / f"{name}.yaml",
             data,
@@ -54,6 +60,15 @@ def test_training_goes_on_changing_what_is_still_being_written(
     beside, at_once = tmp_path / "beside", tmp_path / "at-once"
     assert tensor_files(beside) == tensor_files(at_once)
     assert len(tensor_files(beside)) == 4 * 3
+    # Without memory for the copy on one rank, all write at once.
+    assert tensor_files(tmp_path / "no-memory") == tensor_files(at_once)
+    warnings = [line for line in told["no-memory"].splitlines() if "no room in memory" in line]
+    assert len(warnings) == 4
+    # Nor is one that is there called lost because older ones could not be removed.
+    assert "was not saved" not in told["no-memory"]
+    assert told["no-memory"].count("older ones were not removed") == 4
+    assert "step 2: " in warnings[0]
+    assert "(rank 1: " in warnings[0]
     assert state(beside, 6) == state(at_once, 6)
     assert runs.losses(beside) == runs.losses(at_once)
     assert not [path for path in (beside / "checkpoints").iterdir() if path.name[0] == "."]
@@ -86,6 +101,62 @@ def test_a_full_disk_stops_more_than_the_saving(
     last = read_state(directory / "step-00000012")
     assert last["telemetry"]["checkpoint_failures"] == 1
     assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 13))
+
+
+def test_a_full_disk_of_rank_0_ends_the_run_or_tears_its_journal(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    """Neither journal nor metrics can grow for a while: lines wait, and no checkpoint is without."""
+    for name, last in (("lifted", 9), ("stays", 99)):
+        file = runs.write_run(
+            tmp_path / f"{name}.yaml",
+            data,
+            training={"steps": 12, "validate_every": 3},
+            checkpoint={"every": 3, "keep_last": 9},
+        )
+        fault = json.dumps({"full_disk": {"rank": 0, "steps": [4, last], "size": 2000}})
+        ranks = nursery.start(tmp_path / f"{name}.log", [fault, file], ranks=2, entry=FAULTY)
+        ranks.statuses()
+        run_dir = tmp_path / name
+        saved = sorted(info.step for info in list_checkpoints(run_dir / "checkpoints"))
+        if name == "lifted":
+            assert ranks.end()
+            assert saved == [3, 9, 12]
+        else:  # the last save is waited for, and fails; the next process goes on from step 3
+            ranks.end(expect=1)
+            assert saved == [3]
+            assert [line for line in runs.journal_lines(run_dir) if line["step"] > 4] == []
+            nursery.start(tmp_path / "again", [file], ranks=2).end()
+        runs.check_replay(run_dir)
+        assert sorted(runs.losses(run_dir)) == list(range(1, 13))
+    lifted, again = tmp_path / "lifted", tmp_path / "stays"
+    assert runs.journal_lines(lifted) == runs.journal_lines(again)
+    assert runs.losses(lifted) == runs.losses(again)
+
+
+def test_lines_that_wait_for_the_disk_are_torn_lost_or_told_of_each_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines = LineFile(tmp_path / "lines", sync=True)
+    wanted = []
+    try:
+        for number in range(40):
+            if number in (10, 30):  # in the middle of a line
+                most = 255 if number == 10 else usual[0]
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, usual[1]))
+            wanted.append(f"{number:>19}\n")
+            lines.add(wanted[-1])
+            lines.offer()
+            whole = wanted[:12] if 12 <= number < 30 else wanted
+            assert (tmp_path / "lines").read_text() == "".join(whole)
+            assert (lines.fault is not None) == (12 <= number < 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    lines.close()
+    begun, ended = (record.getMessage() for record in caplog.records)
+    assert "can't be written (File too large)" in begun
+    assert "is written again" in ended
 
 
 def test_a_last_save_that_fails_is_taken_for_success(

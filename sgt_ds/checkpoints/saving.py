@@ -42,6 +42,7 @@ from sgt_ds.checkpoints.payload import SafePayload, safe_payload, write_hashed
 from sgt_ds.checkpoints.retention import Retention, rotate
 from sgt_ds.checkpoints.rng import rng_bytes
 from sgt_ds.checkpoints.snapshot import Snapshots
+from sgt_ds.errors import UserError
 from sgt_ds.files import fsync_directory
 
 log = logging.getLogger(__name__)
@@ -146,11 +147,17 @@ class Saver:
         return self._flight is not None and self._flight.job.is_running()
 
     def begin(
-        self, step: int, state: Mapping[str, Any], *, validation_loss: float | None = None
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        validation_loss: float | None = None,
+        fault: str | None = None,
     ) -> None:
         """Take the run's state at `step` and begin to write it. Collective.
 
         `state`: JSON-able; rank 0's is written. `validation_loss`: of these weights, if known.
+        `fault`: why this rank can't save now, if so.
         Raises: SaveFailed on all ranks where nothing can be written; earlier checkpoints stay.
         ValueError where `state` is no plain JSON or contradicts what is added, or where a save is
         under way.
@@ -159,8 +166,8 @@ class Saver:
             raise ValueError(f"step {self._flight.step} is still being saved")
         started = time.perf_counter()
         document = self._document(step, state)
-        sequence, fault, rng = 0, None, b""
-        if self._rank == 0:
+        sequence = 0
+        if self._rank == 0 and fault is None:
             try:
                 sequence = self._make_room(step)
             except OSError as error:
@@ -177,16 +184,28 @@ class Saver:
                 save_latest=False,
             )
         self._snapshots.end()
+        background = self._background
+        if background:
+            faults = gather(payload.fault, self._group)
+            full = [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]
+            if full:  # then all ranks write at once: none trains on while another still writes
+                background = False
+                self._snapshots = Snapshots()
+                if self._rank == 0:
+                    log.warning(
+                        "step %d: no room in memory for a copy of the checkpoint (%s); "
+                        "training waits until it is written",
+                        step,
+                        "; ".join(full),
+                    )
         rng = rng_bytes()
         written: dict[str, FileRecord] = {}
         folder = self._directory / store.partial_name(step)
 
         def write() -> None:
-            if payload.fault is not None:
-                raise OSError(payload.fault)
             self._write(folder, payload.taken, rng, document, written)
 
-        job = _Job(write, self._background)
+        job = _Job(write, background)
         stall = time.perf_counter() - started
         loss = (
             validation_loss if validation_loss is None or math.isfinite(validation_loss) else None
@@ -297,7 +316,10 @@ class Saver:
                 raise OSError(f"{name} reads back other than it was written")
 
     def _finish(self, manifest: Manifest) -> None:
-        """Rank 0: manifest, rename, `latest`, rotation. Raises: OSError, and all is as before."""
+        """Rank 0: manifest, rename, `latest`, rotation.
+
+        Raises: OSError where the checkpoint did not get its name, or may lose it in a power cut.
+        """
         folder = self._directory / store.partial_name(manifest.step)
         if faults := check_sizes(folder, manifest):
             raise OSError(faults[0])
@@ -309,7 +331,10 @@ class Saver:
             store.point_latest(self._directory, path.name)
         except OSError as error:
             log.warning("%s: `latest` could not be moved (%s)", path, error.strerror)
-        rotate(self._directory, path, self._retention)
+        try:
+            rotate(self._directory, path, self._retention)
+        except (OSError, UserError) as error:
+            log.warning("%s: older ones were not removed (%s)", path, error)
 
 
 def save(

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 class Snapshots:
     """Copies nested values, one save after another, into buffers that are used again.
 
-    The buffers stay: they hold as many bytes as this rank writes into a checkpoint, page-locked
-    where CUDA is there. A copy is valid until the next `begin`.
+    The buffers stay: they hold as many bytes as this rank writes into a checkpoint. Where CUDA is
+    there they are page-locked, and torch rounds the size of each up to a power of two: at worst
+    they take twice as much. A copy is valid until the next `begin`.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from sgt_ds import __version__
 from sgt_ds.config import FromJournal, GrowthConfig, RunConfig, config_hash
 from sgt_ds.errors import UserError
-from sgt_ds.files import fsync_directory
+from sgt_ds.files import LineFile, fsync_directory
 from sgt_ds.growth.decision import OPERATOR, Decision
 from sgt_ds.growth.layers import resolve_growth
 from sgt_ds.growth.lines import FORMAT, read_journal
@@ -61,8 +61,12 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._pending: list[str] = []
+        self._file = LineFile(path, sync=True)
+
+    @property
+    def fault(self) -> str | None:
+        """Why lines still wait in memory after a `flush`, if so: no checkpoint may be saved then."""
+        return self._file.fault
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any]) -> Journal:
@@ -71,7 +75,7 @@ class Journal:
             raise UserError(path, None, "holds a journal already; choose another run_dir")
         journal = cls(path)
         journal._append({"type": "header", "format": FORMAT, **header})
-        journal.flush()
+        journal._file.flush()
         fsync_directory(path.parent)
         return journal
 
@@ -107,28 +111,21 @@ class Journal:
         )
 
     def decision(self, decision: Decision, flops: int) -> None:
-        """Note one decision, and have it on the disk on return. `flops`: spent so far."""
+        """Note one decision and `flush`. `flops`: spent so far."""
         self._append({"type": "decision", **decision.as_json(), "flops": flops})
         self.flush()
 
     def flush(self) -> None:
-        """Write what was noted, and have it on the disk on return."""
-        if not self._pending:
-            return
-        rest = memoryview("".join(self._pending).encode())
-        self._pending.clear()
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-        os.fsync(self._descriptor)
+        """Have what was noted on the disk on return, or a `fault`: it is tried again then."""
+        self._file.offer()
 
     def cut_back(self, step: int, *, frozen: bool = True) -> None:
-        """Drop the lines past `step`, where a resumed run goes on, and a torn last line.
+        """Drop the lines past `step`, where a resumed run goes on.
 
         `frozen`: whether growth is frozen there. Where it is not, an operator's freeze at that
         very step came after the checkpoint, and goes as well.
         """
-        self.flush()
-        _repair(self.path)
+        self._file.flush()
         keep = 0
         with self.path.open("rb") as stream:
             for text in stream:
@@ -138,7 +135,7 @@ class Journal:
                 if not frozen and _is_request(values) and values.get("step") == step:
                     break
                 keep += len(text)
-        _truncate(self.path, keep)
+        self._file.cut(keep)
 
     def adopt(self, parent: Path, through: int) -> None:
         """Take over another run's measurements up to `through`, the step at which this one forks.
@@ -150,12 +147,11 @@ class Journal:
         for line in lines:
             if isinstance(line, Measurement) and line.step <= through:
                 self.measure(line)
-        self.flush()
+        self._file.flush()
 
     def close(self) -> None:
         """Write what was noted and close the file."""
-        self.flush()
-        os.close(self._descriptor)
+        self._file.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -169,7 +165,7 @@ class Journal:
         self.close()
 
     def _append(self, values: Mapping[str, Any]) -> None:
-        self._pending.append(json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n")
+        self._file.add(json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def _repair(path: Path) -> None:

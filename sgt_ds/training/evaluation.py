@@ -5,7 +5,8 @@ It changes nothing of training: no gradient, no random number, no compiled graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from sgt_ds.evaluation import (
 )
 from sgt_ds.model import LoopInputs
 from sgt_ds.training.engine import Ranks
+
+log = logging.getLogger("sgt_ds")
 
 Scores = dict[str, dict[str, float]]
 """By task or text, then by metric."""
@@ -76,7 +79,7 @@ class Evaluation:
                 results = self._suite.results(whole(self._suite.score, logits))
                 scores |= {result.task: _scores_of(result) for result in results}
                 if self._ranks.is_main:
-                    write_items(self._items_folder / f"step-{step:08d}.jsonl", results)
+                    self._write_items(step, results)
             for name, probe in self._probes.items():
                 found = probe.result(whole(probe.score, logits))
                 scores[name] = {
@@ -85,6 +88,13 @@ class Evaluation:
                     "bits_per_byte": found.bits_per_byte,
                 }
         return scores
+
+    def _write_items(self, step: int, results: Sequence[TaskResult]) -> None:
+        path = self._items_folder / f"step-{step:08d}.jsonl"
+        try:
+            write_items(path, results)
+        except OSError as error:
+            log.warning("step %d: %s was not written (%s)", step, path, error.strerror)
 
 
 def build_evaluation(

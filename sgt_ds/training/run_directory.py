@@ -13,7 +13,7 @@ from typing import Any
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
-from sgt_ds.files import take_lock, write_text_atomically
+from sgt_ds.files import LineFile, take_lock
 
 
 @contextmanager
@@ -62,28 +62,26 @@ class MetricsFile:
     """metrics.jsonl: one JSON object a line, in order of steps."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stream = path.open("a", encoding="utf-8")
+        self._file = LineFile(path, sync=False)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append one row; it reaches the system before this returns."""
-        self._stream.write(json.dumps(row) + "\n")
-        self._stream.flush()
+        """Append one row; it reaches the system before this returns, or waits for a full disk."""
+        self._file.add(json.dumps(row) + "\n")
+        self._file.offer()
 
     def cut_back(self, step: int) -> None:
         """Drop every row past `step`, and a torn last line."""
-        self._stream.close()
-        kept = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (ValueError, TypeError, LookupError, RecursionError):
-                break
-        write_text_atomically(self._path, "".join(kept))
-        self._stream = self._path.open("a", encoding="utf-8")
+        keep = 0
+        with self._file.path.open("rb") as stream:
+            for line in stream:
+                try:
+                    if json.loads(line)["step"] > step or not line.endswith(b"\n"):
+                        break
+                except (ValueError, TypeError, LookupError, RecursionError):
+                    break
+                keep += len(line)
+        self._file.cut(keep)
 
     def close(self) -> None:
         """Make the rows survive a power cut, and close the file."""
-        os.fsync(self._stream.fileno())
-        self._stream.close()
+        self._file.close()

@@ -66,15 +66,19 @@ class RunCheckpoints:
         *,
         validation_loss: float | None,
         wait: bool,
+        fault: str | None,
     ) -> None:
         """Save the run as it is after `step` updates. Collective.
 
-        `validation_loss`: of these weights, if known. `wait`: until it is complete.
+        `validation_loss`: of these weights, if known. `wait`: until it is complete. `fault`: why
+        this rank can't save now, if so.
         Raises: SaveFailed on all ranks where `wait` and it failed; earlier checkpoints stay.
         """
         self.finish()
         try:
-            self._saver.begin(step, {**self._facts, **state}, validation_loss=validation_loss)
+            self._saver.begin(
+                step, {**self._facts, **state}, validation_loss=validation_loss, fault=fault
+            )
             if wait:
                 self._note(self._saver.wait())
         except checkpoints.SaveFailed as error:

@@ -190,8 +190,8 @@ class Trainer:
                 self.growth.observe(clock.step, totals.entropy)
             self.decide()
         seconds = time.perf_counter() - started
+        self.parts.read_passed()  # without telemetry too: what is not read piles up
         if self.telemetry is not None:
-            self.parts.read_passed()
             self.telemetry.observe_step(clock.step, seconds, self.loader.wait_seconds)
         if clock.step % training.log_every == 0 or clock.step == training.steps:
             self._report_step(totals.mean_loss(), rate, seconds)
@@ -219,10 +219,15 @@ class Trainer:
         `validation_loss`: of the weights of now. Raises: SaveFailed where `wait` and it failed.
         """
         with self.parts.host("growth"):
-            self.growth.flush()  # the journal first: resume cuts it back to here
+            state = self.state_dict()  # brings the journal to here: resume cuts it back to here
+        journal = self.growth.journal
         with self.parts.host("checkpoint"):
             self.checkpoints.save(
-                self.clock.step, self.state_dict(), validation_loss=validation_loss, wait=wait
+                self.clock.step,
+                state,
+                validation_loss=validation_loss,
+                wait=wait,
+                fault=None if journal is None else journal.fault,
             )
 
     def state_dict(self) -> dict[str, Any]:
