@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgt_ds.checkpoints import Retention, folder_name, list_checkpoints, verify
+from sgt_ds.checkpoints import Retention, being_read, folder_name, list_checkpoints, verify
 from sgt_ds.checkpoints.manifest import Manifest, record_of, write_manifest
 from sgt_ds.checkpoints.retention import rotate
 
@@ -84,6 +84,18 @@ def test_damaged_ones_count_as_kept(tmp_path: Path) -> None:
     rotate(tmp_path, newest, Retention(3))
     # Whole: 6, 3, 2. Of the damaged ones 5 and 4 are younger than 2; 1 is not.
     assert left(tmp_path) == [2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_is_removed_under_who_reads_it(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        newest = checkpoint(tmp_path, step)
+    with being_read(tmp_path / folder_name(1)), being_read(tmp_path / folder_name(1)):
+        rotate(tmp_path, newest, Retention(1))
+        assert left(tmp_path) == [1, 3]
+    rotate(tmp_path, newest, Retention(1))
+    assert left(tmp_path) == [3]
+    with being_read(tmp_path / folder_name(1)):  # gone: who reads it says so
+        pass
 
 
 def test_a_folder_that_has_gone_or_leads_elsewhere_stops_the_rotation_or_is_emptied(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sgt_ds.checkpoints.manifest import MANIFEST_NAME, STATE_NAME, Manifest, read_manifest
+from sgt_ds.checkpoints.reading import being_read
 from sgt_ds.checkpoints.retention import Retention
 from sgt_ds.checkpoints.rollback import checkpoint_until, newer_than, set_aside
 from sgt_ds.checkpoints.start import Start, read_start, seal_start
@@ -44,6 +45,7 @@ __all__ = [
     "Saved",
     "Saver",
     "Start",
+    "being_read",
     "checkpoint_until",
     "folder_name",
     "list_checkpoints",

@@ -13,6 +13,7 @@ from typing import Any
 from sgt_ds.checkpoints import store
 from sgt_ds.checkpoints.agreement import agree_on_input, from_first, rank_and_size
 from sgt_ds.checkpoints.payload import SafePayload, safe_payload
+from sgt_ds.checkpoints.reading import being_read
 from sgt_ds.checkpoints.repartition import RepartitionedPayload
 from sgt_ds.checkpoints.rng import load_rng
 from sgt_ds.checkpoints.saving import parameter_shapes, rng_name
@@ -88,9 +89,10 @@ def load_weights_only(engine: Any, path: Path, *, group: Any = None) -> dict[str
     DeepSpeed's step counters start at 0; random state, clipping and schedule stay the engine's.
     Returns state.json of the other run. Raises: as `load`.
     """
-    state = _checked_state(engine, path, group)
-    clip = getattr(engine.optimizer, "clip_grad", None)
-    _restore(engine, path, state["world_size"], group, scheduler=False)
+    with being_read(path):
+        state = _checked_state(engine, path, group)
+        clip = getattr(engine.optimizer, "clip_grad", None)
+        _restore(engine, path, state["world_size"], group, scheduler=False)
     if clip is not None:
         engine.optimizer.clip_grad = clip
     engine.global_steps = engine.global_samples = engine.skipped_steps = 0

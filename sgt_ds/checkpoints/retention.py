@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sgt_ds.checkpoints.manifest import MANIFEST_NAME
+from sgt_ds.checkpoints.reading import is_being_read
 from sgt_ds.checkpoints.store import CheckpointInfo, list_checkpoints
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ def rotate(directory: Path, newest: Path, retention: Retention) -> list[Path]:
     """Remove what `retention` does not keep. Returns the removed.
 
     `newest`: the one just written and verified; it always stays. Damaged ones do not count as
-    kept, and go when they are older than the youngest that stay. A folder that has gone in the
-    meantime, is a link, or can't be removed, stops nothing.
+    kept, and go when they are older than the youngest that stay. One that is being read stays
+    until the next time. A folder that has gone in the meantime, is a link, or can't be removed, stops nothing.
     """
     found = list_checkpoints(directory)
     whole = [info for info in found if info.fault is None and info.path != newest]
@@ -42,6 +43,9 @@ def rotate(directory: Path, newest: Path, retention: Retention) -> list[Path]:
     removed: list[Path] = []
     for info in found[oldest + 1 :]:
         if info.path in kept or info.path.is_symlink():
+            continue
+        if is_being_read(info.path):
+            log.info("old checkpoint %s is being read, and stays until the next save", info.path)
             continue
         # The manifest goes first: what a kill leaves half-removed is no checkpoint any more.
         try:

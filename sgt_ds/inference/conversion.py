@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sgt_ds import __version__
+from sgt_ds.checkpoints import being_read
 from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count
 from sgt_ds.inference.card import Facts, model_card
@@ -68,13 +69,21 @@ def convert(
     Raises: UserError where the checkpoint does not verify or does not fit its model, where `out`
     exists, or where it can't be written; nothing is left of `out` then.
     """
-    started = time.perf_counter()
     if dtype not in DTYPES:
         raise UserError("--dtype", None, f"'{dtype}' is none of {', '.join(DTYPES)}")
     limit = parse_size(max_shard_size)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(out, None, "exists already; remove it or choose another --out")
-    source = read_source(find_checkpoint(checkpoint_dir, tag))
+    path = find_checkpoint(checkpoint_dir, tag)
+    with being_read(path):
+        return _convert(path, out, dtype, limit, trim_vocab, tokenizer)
+
+
+def _convert(
+    path: Path, out: Path, dtype: str, limit: int, trim_vocab: bool, tokenizer: str | None
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    source = read_source(path)
     vocabulary = _tokenizer_file(source, tokenizer)
     verify_source(source.path)
     masters = MasterWeights(source.path)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sgt_ds.checkpoints import being_read
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation import Encoder, Logits, TrainingEncoder
 from sgt_ds.inference.source import find_checkpoint, read_source, verify_source
@@ -54,7 +55,9 @@ def load_scored_model(
         if tag is not None:
             raise UserError("--tag", None, f"names a checkpoint, and {directory} is a model")
         return _from_folder(directory, place, dtype)
-    return _from_checkpoint(directory, tag, place, dtype)
+    path = find_checkpoint(directory, tag)
+    with being_read(path):
+        return _from_checkpoint(path, place, dtype)
 
 
 class _FolderEncoder:
@@ -131,10 +134,7 @@ def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> Sc
     return ScoredModel(str(directory), logits, _FolderEncoder(tokenizer), positions, device)
 
 
-def _from_checkpoint(
-    directory: Path, tag: str | None, device: torch.device, dtype: str | None
-) -> ScoredModel:
-    path = find_checkpoint(directory, tag)
+def _from_checkpoint(path: Path, device: torch.device, dtype: str | None) -> ScoredModel:
     verify_source(path)
     source = read_source(path)
     if source.tokenizer is None or not source.tokenizer.is_file():
