@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from sgt_ds.errors import UserError
 from sgt_ds.launch import format_hostfile, parse_hostfile, read_environment_file
+from sgt_ds.launch.ssh import ask
 
 REFUSED = {
     "empty": (b"", None),
@@ -138,3 +140,12 @@ def test_secrets_and_shell_text_never_reach_a_command_line(line: str, tmp_path: 
     path.write_text(f"OK=1\n{line}\n")
     with pytest.raises(UserError, match="line 2"):
         read_environment_file(path)
+
+
+def test_a_host_whose_connection_never_closes_is_given_up() -> None:
+    began = time.monotonic()
+    lasting = ["sh", "-c", "setsid sleep 40 & sleep 40"]  # what it started keeps its output open
+    answers = ask({"a": lasting, "b": ["echo", "here"]}, within_seconds=1)
+    assert "does not answer" in answers["a"].fault
+    assert answers["b"].output == "here"
+    assert time.monotonic() - began < 30

@@ -36,7 +36,7 @@ class PdshRunner(runner.PDSHRunner):  # type: ignore[misc]  # DeepSpeed has no t
         command = [f"cd {here};" if part.startswith("cd ") else part for part in command]
         place = command.index(_ORIGINAL_NODE)
         to_hosts = kill[: kill.index("pkill -f ")]
-        end = f"cd {here}; {sys.executable} -m sgt_ds.launch.processes kill"
+        end = f"cd {here}; {shlex.quote(sys.executable)} -m sgt_ds.launch.processes kill"
         kill = [*to_hosts, f"{end} {os.environ[RUN_ID_VARIABLE]}"]
         return [*command[:place], _OWN_NODE, *command[place + 1 :]], kill, environment
 

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 30
+KILLED_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,12 @@ def module_command(
     """The ssh command that runs a module on `host`, in this directory with this Python."""
     words = [sys.executable, "-m", module, *arguments]
     remote = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+    # A connection that is shared with other calls outlives this one, and may hang where a new one won't.
+    settings = (
+        *("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}"),
+        *("ControlMaster=no", "ControlPath=none"),
+    )
+    options = [word for setting in settings for word in ("-o", setting)]
     port = [] if ssh_port is None else ["-p", str(ssh_port)]
     return ["ssh", *options, *port, "--", host, remote]
 
@@ -56,7 +63,8 @@ def ask(
             out, err = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            with suppress(subprocess.TimeoutExpired):  # a child of it may hold its output open
+                process.communicate(timeout=KILLED_SECONDS)
             answers[host] = Answer("", f"does not answer within {within_seconds:.0f} s", 0)
             continue
         fault = ""
