@@ -53,7 +53,10 @@ def run_id(run: Path) -> str:
 
 
 def command_line(pid: int) -> str:
-    return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:  # it has just ended
+        return ""
 
 
 def processes(run: Path, part: str) -> list[int]:
