@@ -21,7 +21,7 @@ import hosts
 from fault_bench import FAULT_STEP, Bench, Job, Row, last_step, table, wait
 from hosts import NoHosts, two_hosts
 
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 
 OUTAGE_SECONDS = 20
 SMALL_DISK_MB = 40

@@ -23,7 +23,7 @@ from typing import Any
 import runs
 
 from sgt_ds.cli import VERBS
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 
 TRAIN = "sgt_ds.train:main"
 

@@ -21,7 +21,7 @@ from tokenizers.models import WordLevel
 
 from sgt_ds.checkpoints import newest_good, read_state
 from sgt_ds.growth import DecisionLine, State, build_policy, decisions, read_journal
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 
 VOCABULARY = 300
 ROOT = Path(__file__).parent.parent

@@ -28,7 +28,7 @@ from sgt_ds.checkpoints import (
 )
 from sgt_ds.checkpoints.manifest import Manifest, read_manifest, record_of, write_manifest
 from sgt_ds.errors import UserError
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
 

@@ -24,8 +24,8 @@ from sgt_ds.checkpoints.manifest import read_manifest, record_of, write_manifest
 from sgt_ds.cli import main
 from sgt_ds.inference import convert
 from sgt_ds.inference.zero import MasterWeights
-from sgt_ds.launch import free_ports
 from sgt_ds.model import to_llama_names
+from sgt_ds.ports import free_ports
 
 SENTENCES = [
     f"{who} {did} the {what} in the {where}, because it was {why}."

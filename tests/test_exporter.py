@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sgt_ds.config import PRESETS, ModelConfig, TelemetryConfig
 from sgt_ds.errors import UserError
 from sgt_ds.growth import Loop, State
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 from sgt_ds.telemetry import METRICS, DeviceMemory, Exporter, StepRecord, peak_flops
 from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.exporter import RENDERING_LASTS_SECONDS

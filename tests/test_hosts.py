@@ -16,7 +16,7 @@ from fault_bench import Bench, last_step, wait
 from hosts import Hosts, NoHosts, two_hosts
 
 from sgt_ds.checkpoints import list_checkpoints, verify
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 
 pytestmark = [pytest.mark.launcher, pytest.mark.network]
 

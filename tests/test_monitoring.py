@@ -19,7 +19,7 @@ import yaml
 
 from sgt_ds.config import PRESETS, TelemetryConfig
 from sgt_ds.growth import Loop, State
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 from sgt_ds.telemetry import (
     METRICS,
     STEP_PARTS,

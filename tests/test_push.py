@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sgt_ds.config import PRESETS, TelemetryConfig
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 from sgt_ds.telemetry import Exporter, targets
 
 MONITORING = Path(__file__).parent.parent / "monitoring"

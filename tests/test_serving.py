@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from sgt_ds.config import ModelConfig
 from sgt_ds.growth import Loop, State
 from sgt_ds.inference import Sampling, Speaker, convert
-from sgt_ds.launch import free_ports
 from sgt_ds.model import Transformer
+from sgt_ds.ports import free_ports
 
 SHAPE = ModelConfig(
     hidden_size=48, intermediate_size=80, num_layers=4, num_heads=4, vocab_size=256, init_std=0.2

@@ -19,7 +19,7 @@ import pytest
 from sgt_ds.cli import main
 from sgt_ds.config import PRESETS, TelemetryConfig
 from sgt_ds.growth import Decision, Journal, Loop, Measurement, State
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 from sgt_ds.report import open_source
 from sgt_ds.report.terminal import binned, sparkline
 from sgt_ds.telemetry import Exporter, StepRecord, targets

@@ -14,7 +14,7 @@ from sgt_ds.demo.console import Console
 from sgt_ds.demo.processes import CommandFailed, Interrupted, Running, program
 from sgt_ds.demo.settings import MASTER_PORT, RANKS, Settings
 from sgt_ds.demo.watch import Scrape, scrape
-from sgt_ds.launch import free_ports
+from sgt_ds.ports import free_ports
 
 SCRAPE_EVERY_SECONDS = 15.0
 STOP_SECONDS = 30.0

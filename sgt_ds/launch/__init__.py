@@ -12,7 +12,6 @@ from sgt_ds.launch.command import (
 )
 from sgt_ds.launch.environment import forwarded_environment, read_environment_file
 from sgt_ds.launch.hostfile import Host, format_hostfile, parse_hostfile, world_size
-from sgt_ds.launch.ports import free_ports
 from sgt_ds.launch.probe import Probed, probe, table
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_of
 from sgt_ds.launch.record import RunRecord, read_record, supervision
@@ -41,7 +40,6 @@ __all__ = [
     "deepspeed_command",
     "format_hostfile",
     "forwarded_environment",
-    "free_ports",
     "is_this_host",
     "kill_processes",
     "launch_name",

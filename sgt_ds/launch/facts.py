@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import sgt_ds
-from sgt_ds.launch.ports import is_free
+from sgt_ds.ports import is_free
 
 # How long a network file system may take to show another host's new file.
 VISIBLE_SECONDS = 5.0

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import SgtError, UserError
-from sgt_ds.launch.ports import free_ports
+from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
 
 SCRAPE_SECONDS = 0.5

@@ -30,7 +30,6 @@ from sgt_ds.launch.environment import (
     write_environment_file,
 )
 from sgt_ds.launch.hostfile import format_hostfile
-from sgt_ds.launch.ports import free_ports
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, on_hosts, processes_of
 from sgt_ds.launch.record import (
     RunRecord,
@@ -44,6 +43,7 @@ from sgt_ds.launch.record import (
     write_record,
 )
 from sgt_ds.launch.watch import Watch, node_run_id
+from sgt_ds.ports import free_ports
 
 POLL_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 60.0

@@ -6,7 +6,6 @@ without scrapes take turns, so that a machine that slows down slows both.
 
 from __future__ import annotations
 
-import socket
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import torch
 
 from sgt_ds.config import ModelConfig, TelemetryConfig, TrainingConfig
 from sgt_ds.model import Transformer
+from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
 from sgt_ds.telemetry import Exporter, HardwareSampler, full_record
 from sgt_ds.training.parts import StepParts
@@ -118,7 +118,7 @@ def bench_exporter(
         parts.read_passed()
 
     exporter = Exporter(
-        TelemetryConfig(port=_free_port()),
+        TelemetryConfig(port=free_ports()),
         model_wide=True,
         local_rank=0,
         rank=0,
@@ -211,9 +211,3 @@ def _tell(scraper: subprocess.Popen[str], what: str) -> int:
     scraper.stdin.write(what + "\n")
     scraper.stdin.flush()
     return int(scraper.stdout.readline()) if what == "off" else 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
