@@ -129,3 +129,14 @@ def test_rows_of_another_task_end_in_a_traceback(tmp_path: Path, data: Path) -> 
     told = runs.run_to_end(runs.single(run), expect=2)
     assert "arc.jsonl: line 1: has no 'support' that sciq knows" in told
     assert "Traceback" not in told
+
+
+def test_items_that_cannot_be_written_end_the_run(tmp_path: Path, data: Path) -> None:
+    run = runs.write_run(
+        tmp_path / "run.yaml", data, training={"steps": 2}, evaluation=evaluation(data)
+    )
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "evaluations").write_text("no folder")
+    told = runs.run_to_end(runs.single(run))
+    assert "step-00000002.jsonl was not written (" in told
+    assert set(scores(tmp_path / "run")[2]) == {"openbookqa", "arc_easy", "chain"}
