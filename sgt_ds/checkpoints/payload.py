@@ -7,6 +7,7 @@ of its collectives; a read refuses everything that is not a tensor or a known pl
 
 from __future__ import annotations
 
+import copyreg
 import io
 import os
 import pickle
@@ -28,6 +29,8 @@ from sgt_ds.errors import UserError
 
 # The classes that `pickles.ALLOWED_NAMES` names.
 ALLOWED_GLOBALS = [ZeroStageEnum, fragment_address, LossScaler, DynamicLossScaler]
+# Some releases of Python (3.11.2) pickle an enum as a call of getattr, which no safe reader takes.
+copyreg.pickle(ZeroStageEnum, lambda stage: (ZeroStageEnum, (stage.value,)))
 
 
 class Cancelled(OSError):
