@@ -25,7 +25,10 @@ def check_run_directory(config: RunConfig) -> bool:
     if differences:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise UserError(
-            saved, differences[0], f"run_dir holds another run{more}; choose another run_dir"
+            saved,
+            differences[0],
+            f"run_dir holds another run{more}; keep what it has, or choose another run_dir "
+            "(`fork: CHECKPOINT` goes on from its weights)",
         )
     if config.resume == "never":
         raise UserError(
