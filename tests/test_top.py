@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -174,14 +175,22 @@ def test_the_live_view_redraws_on_a_terminal_and_ends_on_interrupt(run_dir: Path
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "sgt_ds", "top", str(run_dir), "--every", "0.2"]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"}
-    process = subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, env=environment)
+    process = subprocess.Popen(
+        command,
+        stdout=slave,
+        stderr=slave,
+        stdin=slave,
+        env=environment,
+        # A shell that starts the tests in its background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(slave)
     seen = b""
     deadline = time.monotonic() + 60
     while seen.count(b"\x1b[H") < 3 and time.monotonic() < deadline:
         if select.select([master], [], [], 1)[0]:
             seen += os.read(master, 65536)
-    process.send_signal(2)
+    process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
     os.close(master)
     assert seen.count(b"\x1b[H") >= 3
