@@ -121,7 +121,6 @@ def main(directory: Path, settings: dict[str, Any]) -> None:
                     print(json.dumps({"rank": rank, "failed": str(error)}), flush=True)
     say(rank, digest=digest(engine))
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def say(rank: int, **facts: Any) -> None:
@@ -135,3 +134,5 @@ if __name__ == "__main__":
     except SgtError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    finally:
+        dist.destroy_process_group()  # gloo's threads may abort a process that just ends

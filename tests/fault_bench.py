@@ -308,9 +308,8 @@ def wait(true: Callable[[], object], seconds: float, job: Job | None = None) -> 
 
 
 def last_step(job: Job) -> int:
-    """The newest step in metrics.jsonl; 0 before the first."""
-    rows = runs.metrics(job.run_dir)
-    return int(rows[-1]["step"]) if rows else 0
+    """The newest step of the job's run."""
+    return runs.last_step(job.run_dir)
 
 
 def message_of(said: str) -> str:

@@ -266,6 +266,19 @@ def _write_etc(host: Host, other: Host, folder: Path) -> None:
     (etc / "hosts").write_text(
         f"127.0.0.1 localhost\n127.0.1.1 {host.name}\n{other.address} {other.name}\n"
     )
+    # Who comes by ssh has a bare home: what this machine's start-up files do is not of the tests.
+    home = folder / f"home-{host.name}"
+    home.mkdir()
+    (etc / "passwd").write_text(_with_home(Path("/etc/passwd").read_text(), home))
+
+
+def _with_home(passwd: str, home: Path) -> str:
+    """The users, root's home moved."""
+    users = [line.split(":") for line in passwd.splitlines()]
+    return "".join(
+        ":".join([*user[:5], str(home), *user[6:]] if user[0] == "root" else user) + "\n"
+        for user in users
+    )
 
 
 def _listens(pid: int) -> bool:

@@ -128,11 +128,16 @@ def wait_for_step(run_dir: Path, step: int, timeout: float = 120) -> None:
     """Wait until metrics.jsonl holds `step`."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        rows = metrics(run_dir)
-        if rows and rows[-1]["step"] >= step:
+        if last_step(run_dir) >= step:
             return
         time.sleep(0.05)
     raise AssertionError(f"{run_dir} did not reach step {step} in {timeout} s")
+
+
+def last_step(run_dir: Path) -> int:
+    """The newest step of metrics.jsonl; 0 while it holds none, as just after a resume."""
+    rows = metrics(run_dir)
+    return int(rows[-1]["step"]) if rows else 0
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

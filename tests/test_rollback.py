@@ -67,7 +67,7 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     )
     try:
         # The old rows go when it resumes; it is held in the middle, however quick it is.
-        while not 12 < runs.metrics(run)[-1]["step"] < 20:
+        while not 12 < runs.last_step(run) < 20:
             assert process.poll() is None
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGSTOP)

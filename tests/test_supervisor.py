@@ -109,9 +109,9 @@ def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Pa
         assert processes_of(ids[0]) == []
         [checkpoint] = list_checkpoints(tmp_path / "one" / "checkpoints")[:1]
         assert verify(checkpoint.path) == []
-        assert checkpoint.step == runs.metrics(tmp_path / "one")[-1]["step"]
+        assert checkpoint.step == runs.last_step(tmp_path / "one")
         # The other run has not noticed; its rank, frozen, can't save within the grace.
-        before = runs.metrics(tmp_path / "two")[-1]["step"]
+        before = runs.last_step(tmp_path / "two")
         runs.wait_for_step(tmp_path / "two", before + 2)
         [rank] = processes(two, "-m sgt_ds.train")
         os.kill(rank, signal.SIGSTOP)
@@ -138,7 +138,7 @@ def test_a_killed_rank_and_a_killed_launcher_are_restarted_and_nothing_is_lost(
         os.kill(processes(run, "-m sgt_ds.train")[-1], signal.SIGKILL)
         wait_until(lambda: read_record(tmp_path / "run") and run_id(run) != first, 90)
         assert processes_of(first) == []
-        wait_until(lambda: runs.metrics(tmp_path / "run")[-1]["step"] >= 13, 180)
+        wait_until(lambda: runs.last_step(tmp_path / "run") >= 13, 180)
         second = run_id(run)
         # DeepSpeed's runner ends with status 0 when the launcher of its host is killed.
         [launcher] = processes(run, "-m deepspeed.launcher.launch")
@@ -187,16 +187,16 @@ def test_a_second_signal_ends_at_once_and_a_killed_supervisor_leaves_no_orphan(
         runs.run_to_end(["sgt-ds", "stop", str(tmp_path / "run"), "--grace", "1"], expect=1)
         assert processes_of(this) == []
         runs.run_to_end(["sgt-ds", "stop", str(tmp_path / "run")], expect=2)
-    before = runs.metrics(tmp_path / "run")
+    before = runs.last_step(tmp_path / "run")
     with training(run) as process:
         # Steps of the first run may still be told: none was saved, and nobody has cut them back.
-        runs.wait_for_step(tmp_path / "run", before[-1]["step"] + 2 if before else 2)
+        runs.wait_for_step(tmp_path / "run", before + 2)
         this = run_id(run)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         wait_until(lambda: not processes_of(this), 60)  # it saves, and ends by itself
     [checkpoint] = list_checkpoints(tmp_path / "run" / "checkpoints")[:1]
-    assert checkpoint.step == runs.metrics(tmp_path / "run")[-1]["step"]
+    assert checkpoint.step == runs.last_step(tmp_path / "run")
 
 
 def test_a_raw_launcher_that_dies_takes_its_ranks_along_saved(tmp_path: Path, data: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_raw_launcher_that_dies_takes_its_ranks_along_saved(tmp_path: Path, da
             os.kill(pid, signal.SIGKILL)
     [checkpoint] = list_checkpoints(tmp_path / "run" / "checkpoints")[:1]
     assert verify(checkpoint.path) == []
-    assert checkpoint.step == runs.metrics(tmp_path / "run")[-1]["step"]
+    assert checkpoint.step == runs.last_step(tmp_path / "run")
 
 
 def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, data: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
         assert process.wait(timeout=60) == 0
     finally:
         runs.end(process)
-    stopped_at = runs.metrics(tmp_path / "run")[-1]["step"]
+    stopped_at = runs.last_step(tmp_path / "run")
     assert 7 <= stopped_at < 20
     runs.run_to_end(["sgt-ds", "train", str(run), "--num-gpus", "2"])
     assert runs.losses(tmp_path / "run") == runs.losses(uninterrupted)

@@ -263,7 +263,7 @@ class Storm:
 
     def _compare_the_end(self, run_dir: Path) -> None:
         self._compare_losses(run_dir)
-        if runs.metrics(run_dir)[-1]["step"] != STEPS or len(runs.losses(run_dir)) != STEPS:
+        if runs.last_step(run_dir) != STEPS or len(runs.losses(run_dir)) != STEPS:
             raise Parted("rows are missing from metrics.jsonl")
         if runs.journal_lines(run_dir) != runs.journal_lines(self.reference):
             raise Parted("the journals part")
