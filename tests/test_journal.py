@@ -240,6 +240,20 @@ def test_bad_journal_that_is_read(fault: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("key", "wrong"), [("loops", {}), ("growing_layer", 1)])
+def test_a_decision_that_tells_of_other_loops_than_its_state(
+    key: str, wrong: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "growth.jsonl"
+    write(path, 3)
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    number = next(n for n, values in enumerate(lines) if values.get("loops"))
+    lines[number][key] = wrong
+    path.write_text("".join(json.dumps(values) + "\n" for values in lines))
+    with pytest.raises(UserError, match=f"line {number + 1}: is no decision .its {key} .* should"):
+        read(path)
+
+
 def test_cut_off_line_that_passes_or_stops_a_look_at_a_live_run(tmp_path: Path) -> None:
     path = tmp_path / "growth.jsonl"
     write(path, 3)

@@ -99,6 +99,11 @@ class Decision:
             raise ValueError(f"rule {rule!r} is none of {', '.join(get_args(Rule))}")
         if phase not in get_args(Phase):
             raise ValueError(f"phase {phase!r} is none of {', '.join(get_args(Phase))}")
+        after = _checked(values["after"])
+        # Written for readers that want no state; one that was edited must not pass for the other.
+        for key, held in (("loops", loops_as_json(after)), ("growing_layer", after.growing_layer)):
+            if values.get(key, held) != held:
+                raise ValueError(f"its {key} {values[key]} should be {held}, as in `after`")
         return cls(
             step=int(values["step"]),
             rule=rule,
@@ -106,7 +111,7 @@ class Decision:
             candidates=tuple(int(layer) for layer in values["candidates"]),
             margin=None if margin is None else Margin(margin["layer"], margin["head"]),
             before=_checked(values["before"]),
-            after=_checked(values["after"]),
+            after=after,
             phase=phase,
             ranking=tuple((int(layer), float(mean)) for layer, mean in values.get("ranking", ())),
         )
