@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 # Shards of your own for the demo: make demo DATA='c4/*.json.gz'
 DATA ?=
 
+# How many test files at a time, each with processes of its own.
+WORKERS ?= 2
+
 .PHONY: install demo test check format lint types bench services storm faults clean
 
 install: $(STAMP)
@@ -23,7 +26,8 @@ demo: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m sgt_ds.demo $(if $(DATA),--data '$(DATA)')
 
 test: $(STAMP) services
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest \
+	  --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # What some tests run against: a real Prometheus, sshd, MPI. Says what it can't install.
 services:

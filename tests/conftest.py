@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start training runs come first, so that none is left alone at the end."""
+
+    def starts_runs(item: pytest.Item) -> bool:
+        launched = item.get_closest_marker("launcher") is not None
+        return launched or "nursery" in getattr(item, "fixturenames", ())
+
+    long_files = {item.path for item in items if starts_runs(item)}
+    items.sort(key=lambda item: item.path not in long_files)
+
+
 @pytest.fixture(autouse=True)
 def every_run_replays(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     """Whatever a test does to a run: its journal leads to its own decisions."""

@@ -187,10 +187,11 @@ def test_a_worker_takes_a_gigabyte_for_some_input(
     write(tmp_path / "c4.json.gz")
     write_tokenizer(tmp_path / "tokenizer.json")
     program = (
-        "import resource, sys\n"
+        "import sys\n"
         "from sgt_ds.cli import main\n"
+        "from sgt_ds.memory import peak_resident_bytes\n"
         "status = main(sys.argv[1:])\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)\n"
+        "print(peak_resident_bytes() >> 20, file=sys.stderr)\n"
         "sys.exit(status)\n"
     )
     command = ["data", "prepare", tmp_path / "c4.json.gz", "--out", tmp_path / "out", "--json"]

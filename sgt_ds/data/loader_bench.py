@@ -44,10 +44,8 @@ import json, sys, time
 from pathlib import Path
 import numpy as np
 from sgt_ds.data import open_token_set
-def peak():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-before = peak()
+from sgt_ds.memory import peak_resident_bytes
+before = peak_resident_bytes()
 path = Path(sys.argv[1])
 started = time.perf_counter()
 json.loads((path / "manifest.json").read_bytes())
@@ -56,7 +54,7 @@ started, cpu = time.perf_counter(), time.process_time()
 token_set = open_token_set(path)
 count = token_set.num_sequences(int(sys.argv[2]))
 opened, cpu = time.perf_counter() - started, time.process_time() - cpu
-after = peak()
+after = peak_resident_bytes()
 started = time.perf_counter()
 for first in range(0, count, 100):
     token_set.read(np.arange(first, min(first + 100, count)), int(sys.argv[2]))

@@ -10,9 +10,7 @@ import gc
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor
 from sgt_ds.config import Entry, ModelConfig
 from sgt_ds.flops import loop_flops_per_token, parameter_count, vanilla_flops_per_token
 from sgt_ds.growth import Loop, Passes, Scope, State, passes_at
+from sgt_ds.memory import peak_resident_bytes, reset_peak_resident
 from sgt_ds.model import LoopInputs, Transformer, loop_inputs
 from sgt_ds.progress import Progress
 
@@ -267,15 +266,10 @@ def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with suppress(OSError):  # not on every kernel; `_peak` is then the process's own so far
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        reset_peak_resident()
 
 
 def _peak(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
+    return peak_resident_bytes()
