@@ -291,6 +291,19 @@ def test_two_files_of_items_cannot_be_compared(
         assert row["second"] == pytest.approx(scores[row["task"]][row["metric"]])
         assert row["low"] <= row["difference"] <= row["high"]
     assert table[-1]["second"] == pytest.approx(np.mean([row["second"] for row in table[:-1]]))
-    (tmp_path / "bad.jsonl").write_text('{"task": "sciq"}\n')
-    assert main(["eval", "compare", str(items_file), str(tmp_path / "bad.jsonl")]) == 2
-    assert "line 1: is no item" in capsys.readouterr().err
+    bad = tmp_path / "bad.jsonl"
+    first = items_file.read_text().splitlines()[0]
+    item = json.loads(first)
+    for lines, told in (
+        (['{"loss": 3.1}'], "line 1, task: Field required"),
+        ([first, "loss 3.1"], "line 2: is not JSON"),
+        (["[1, 2]"], "line 1: Input should be"),
+        ([json.dumps({**item, "rule": "ours"})], "line 1, rule: Input should be"),
+        ([json.dumps({**item, "answer": 9})], "line 1, answer: 9 is none of the"),
+        ([json.dumps({**item, "characters": []})], "line 1, characters: must be"),
+    ):
+        bad.write_text("".join(f"{line}\n" for line in lines))
+        assert main(["eval", "compare", str(items_file), str(bad)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"sgt-ds: {bad}: {told}"), err
+        assert err.endswith("; give a file of `eval tasks --out`\n"), err

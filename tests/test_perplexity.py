@@ -13,7 +13,7 @@ import task_rows
 import torch
 from task_rows import POSITIONS
 from token_sets import write_token_set
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from sgt_ds.cli import main
 from sgt_ds.evaluation.perplexity import windows
@@ -176,6 +176,27 @@ def test_a_prepared_set_scores_unlike_its_texts(
     )
     assert main(["eval", "perplexity", str(folder), str(other)]) == 2
     assert "is not the model's" in capsys.readouterr().err
+
+
+def test_a_window_beyond_text_or_model_is_told_as_if_it_were_filled(
+    tmp_path: Path, folder: Path, jsonl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--tokens", str(POSITIONS + 9)]
+    (whole,) = measured(capsys, folder, jsonl, *flags, "--window", "4000")
+    rows = measured(capsys, folder, jsonl, *flags, "--extrapolate")
+    assert [row["window"] for row in rows] == [POSITIONS, whole["tokens"]]
+    assert rows[1] == whole
+    main(["eval", "perplexity", str(folder), str(jsonl), *flags, "--window", "4000"])
+    told = capsys.readouterr().err
+    assert f"--window: the longest text has {whole['tokens']} tokens to predict" in told
+    # A model with a learned vector for each position has none for more.
+    config = GPT2Config(vocab_size=400, n_positions=POSITIONS, n_embd=8, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    capsys.readouterr()
+    assert main(["eval", "perplexity", str(tmp_path), str(jsonl), "--extrapolate"]) == 2
+    assert f"--extrapolate: {2 * POSITIONS} exceeds the model's" in capsys.readouterr().err
+    measured(capsys, tmp_path, jsonl, *flags)
 
 
 def test_a_wrong_file_or_flag_ends_in_a_traceback(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -160,7 +161,6 @@ def tasks(options: argparse.Namespace) -> None:
 def perplexity(options: argparse.Namespace) -> None:
     """Load, measure, print."""
     _keep_deepspeed_quiet()
-    from sgt_ds.errors import UserError
     from sgt_ds.evaluation import PerplexityProbe, streams_of
     from sgt_ds.inference import load_scored_model
     from sgt_ds.progress import Progress
@@ -174,16 +174,17 @@ def perplexity(options: argparse.Namespace) -> None:
     streams = streams_of(
         options.data, model.encoder, tokens=options.tokens or None, apart=options.apart
     )
+    longest = max(len(stream.tokens) for stream in streams) - 1
     rows: list[Perplexity] = []
-    for times in _EXTRAPOLATION if options.extrapolate else (1,):
+    for size, stride in _windows(options, window, longest, model.most_positions):
         probe = PerplexityProbe(
             streams,
-            window=times * window,
-            length=window,
-            stride=options.stride and times * options.stride,
+            window=size,
+            length=min(window, model.positions),
+            stride=stride,
             batch_tokens=options.batch_tokens,
         )
-        with Progress(f"window {times * window}", probe.tokens, "tokens") as progress:
+        with Progress(f"window {size}", probe.tokens, "tokens") as progress:
             sums = probe.score(model.logits, model.device, on_batch=progress.advance)
         rows.append(probe.result(sums))
     if options.json:
@@ -192,6 +193,25 @@ def perplexity(options: argparse.Namespace) -> None:
         )
         return
     print(_table(_perplexity_rows(rows)))
+
+
+def _windows(
+    options: argparse.Namespace, window: int, longest: int, most: int | None
+) -> list[tuple[int, int | None]]:
+    """The windows that are asked for, with their strides, none longer than the longest text."""
+    asked = [times * window for times in (_EXTRAPOLATION if options.extrapolate else (1,))]
+    flag = "--extrapolate" if options.extrapolate else "--window"
+    found: dict[int, int | None] = {}
+    for size in asked:
+        taken = min(size, longest)
+        if most is not None and taken > most:
+            raise UserError(flag, None, f"{taken} exceeds the model's {most} positions; take fewer")
+        stride = options.stride and size // window * options.stride
+        found.setdefault(taken, stride and min(stride, taken))
+    if asked[-1] > longest and (options.window or options.extrapolate):
+        note = f"the longest text has {longest} tokens to predict; no window is longer"
+        print(f"sgt-ds eval perplexity: {flag}: {note}", file=sys.stderr)
+    return list(found.items())
 
 
 def compare(options: argparse.Namespace) -> None:

@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from sgt_ds.errors import UserError
-from sgt_ds.evaluation.items import METRICS, RULES, Item, Metric, Rule
+from sgt_ds.evaluation.items import METRICS, Item, Metric, Rule
 from sgt_ds.evaluation.sources import Questions
 from sgt_ds.files import atomic_writer
 
@@ -136,6 +138,9 @@ def _item_result(
     )
 
 
+_ITEM = TypeAdapter(ItemResult)
+
+
 def write_items(path: Path, results: Iterable[TaskResult]) -> None:
     """Write one line of JSON an item, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,34 +159,33 @@ def read_items(path: Path) -> list[ItemResult]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            values = json.loads(line)
-            found.append(_read_item(values))
-        except (ValueError, KeyError, TypeError, IndexError, ZeroDivisionError) as error:
-            raise UserError(
-                path, f"line {number}", f"is no item of `eval tasks --out` ({error!r})"
-            ) from None
+            item = _ITEM.validate_python(json.loads(line))
+        except ValidationError as error:
+            detail = error.errors()[0]
+            field, fault = ".".join(map(str, detail["loc"])), detail["msg"]
+        except (ValueError, RecursionError):
+            field, fault = "", "is not JSON"
+        else:
+            field, fault = _contradiction(item)
+        if fault:
+            where = f"line {number}, {field}" if field else f"line {number}"
+            raise UserError(path, where, f"{fault}; give a file of `eval tasks --out`")
+        found.append(item)
     if not found:
         raise UserError(path, None, "holds no item; give a file of `eval tasks --out`")
     return found
 
 
-def _read_item(values: dict[str, Any]) -> ItemResult:
-    item = ItemResult(
-        task=str(values["task"]),
-        rule=values["rule"],
-        index=int(values["index"]),
-        id=str(values["id"]),
-        sha256=str(values["sha256"]),
-        answer=int(values["answer"]),
-        log_likelihoods=tuple(map(float, values["log_likelihoods"])),
-        characters=tuple(map(int, values["characters"])),
-        bytes=int(values["bytes"]),
-    )
-    if item.rule not in RULES:
-        raise ValueError(f"rule {item.rule}")
-    for metric in METRICS:
-        item.score(metric)
-    return item
+def _contradiction(item: ItemResult) -> tuple[str, str]:
+    """The field that keeps an item from being scored, and why; empty where none does."""
+    choices = len(item.log_likelihoods)
+    if not 0 <= item.answer < choices:
+        return "answer", f"{item.answer} is none of the {choices} choices"
+    if len(item.characters) != choices or min(item.characters) < 1:
+        return "characters", f"must be {choices} counts, one for each choice"
+    if item.bytes < 1:
+        return "bytes", f"{item.bytes} is no count"
+    return "", ""
 
 
 def _finite(value: float) -> float | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sgt_ds.checkpoints import being_read
 from sgt_ds.errors import UserError
@@ -36,6 +36,8 @@ class ScoredModel:
     encoder: Encoder
     positions: int
     """Length that it was trained at."""
+    most_positions: int | None
+    """How many it can take at all, where it learned a vector for each; None is without limit."""
     device: torch.device
 
 
@@ -131,7 +133,25 @@ def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> Sc
         return answer if keeps else answer[:, first:]
 
     positions = getattr(model.config, "max_position_embeddings", None) or 2048
-    return ScoredModel(str(directory), logits, _FolderEncoder(tokenizer), positions, device)
+    return ScoredModel(
+        str(directory),
+        logits,
+        _FolderEncoder(tokenizer),
+        positions,
+        positions if _learns_positions(model, positions) else None,
+        device,
+    )
+
+
+def _learns_positions(model: Any, positions: int) -> bool:
+    """Whether a table beside that of the tokens has a row for each position, as GPT-2's."""
+    of_tokens = model.get_input_embeddings()
+    return any(
+        isinstance(module, nn.Embedding)
+        and module is not of_tokens
+        and module.num_embeddings >= positions
+        for module in model.modules()
+    )
 
 
 def _from_checkpoint(path: Path, device: torch.device, dtype: str | None) -> ScoredModel:
@@ -158,6 +178,7 @@ def _from_checkpoint(path: Path, device: torch.device, dtype: str | None) -> Sco
         logits,
         TrainingEncoder.from_file(source.tokenizer),
         source.sequence_length or 2048,
+        None,
         device,
     )
 
