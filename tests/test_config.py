@@ -216,3 +216,6 @@ def test_a_refused_start_leaves_the_directory_free_for_the_mended_one(
     with pytest.raises(UserError, match=r"training\.seed: 0 -> 1: run_dir holds another run"):
         check_run_directory(mended)
     assert check_run_directory(refused) is True
+    longer = refused.training.model_copy(update={"steps": refused.training.steps + 1})
+    with pytest.raises(UserError, match=r"training\.steps: .* cosine .* with `fork: .*step-…`"):
+        check_run_directory(refused.model_copy(update={"training": longer}))

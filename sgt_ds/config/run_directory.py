@@ -22,6 +22,13 @@ def check_run_directory(config: RunConfig) -> bool:
             raise UserError(config.run_dir, "run_dir", "is a file; choose another run_dir")
         return False
     differences = config_differences(load_run_config(saved), config)
+    if [key.partition(":")[0] for key in differences] == ["training.steps"]:
+        raise UserError(
+            saved,
+            differences[0],
+            "the learning rate's cosine was laid out for the first number; keep it (`sgt-ds stop` "
+            f"ends earlier), or go on in another run_dir with `fork: {layout.checkpoints}/step-…`",
+        )
     if differences:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise UserError(
