@@ -83,7 +83,7 @@ def process_faults(bench: Bench) -> dict[str, Make]:
             n, lambda job: kill([top(job)]), expect=-signal.SIGKILL, within=90
         ),
         "SIGSTOP of a rank": lambda n: bench.row(
-            n, lambda job: kill(bench.ranks(job, second)[:1], signal.SIGSTOP), within=90
+            n, lambda job: kill(bench.ranks(job, second)[:1], signal.SIGSTOP)
         ),
         "SIGTERM to sgt-ds train": lambda n: bench.row(
             n, lambda job: kill([top(job)], signal.SIGTERM), expect=0
@@ -137,7 +137,7 @@ def network_faults(bench: Bench) -> dict[str, Make]:
 
     rows: dict[str, Callable[[str], Row]] = {
         "link down": lambda n: bench.row(
-            n, lambda job: made.unplug(second), within=100, mend=lambda: made.plug(second)
+            n, lambda job: made.unplug(second), mend=lambda: made.plug(second)
         ),
         f"link down for {OUTAGE_SECONDS} s": lambda n: bench.survived(n, outage, lambda: None),
         "5% of packets lost": lambda n: bench.survived(
@@ -146,7 +146,6 @@ def network_faults(bench: Bench) -> dict[str, Make]:
         "partition, but for ssh": lambda n: bench.row(
             n,
             lambda job: made.drop(100, tcp_except=hosts.SSH_PORT),
-            within=100,
             mend=lambda: made.drop(0),
         ),
     }

@@ -130,7 +130,7 @@ class TrainingConfig(Section):
     collective_timeout_seconds: Annotated[float, Field(gt=0, le=10**6)] = 600.0
     """How long a collective waits for a late rank, and how long a start, a first update with new
     loops (it may compile), a validation or a checkpoint may take, before the run fails."""
-    hang_seconds: Annotated[float, Field(ge=3, le=10**6)] = 60.0
+    hang_seconds: Annotated[float, Field(ge=3, le=10**6)] = 50.0
     """How long any other part of an update may take before the run fails and names the late rank.
     Forward, backward and optimizer may take ten times their longest time so far where that is more,
     up to collective_timeout_seconds."""
