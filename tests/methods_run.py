@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from sgt_ds.config import RunLayout, check_run_directory, load_run_config, prepare_run_directory
+from sgt_ds.config import RunLayout, check_run_directory, load_run_config
 from sgt_ds.growth import Decision
 from sgt_ds.model import loop_inputs
 from sgt_ds.training import Heartbeat, Ranks, Trainer, build_trainer, join_ranks, leave_ranks
+from sgt_ds.training.build import prepare
 from sgt_ds.training.resume import restore
 from sgt_ds.training.run_directory import set_up_logging
 
@@ -78,7 +79,7 @@ def train_until(case: dict[str, Any], stop: int | None, ranks: Ranks, seen: dict
     config = load_run_config(Path(case["run"]))
     layout, resuming = RunLayout(config.run_dir), check_run_directory(config)
     ranks.any(False)  # a barrier
-    ranks.on_main(lambda: prepare_run_directory(config, resuming=resuming))
+    config = prepare(config, ranks, resuming=resuming)
     set_up_logging(config.run_dir, ranks.rank)
     heartbeat = Heartbeat(config.run_dir, ranks.rank, hang_seconds=60, patient_seconds=60)
     trainer = build_trainer(config, ranks, case["run"], heartbeat)

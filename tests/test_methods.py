@@ -14,6 +14,8 @@ import runs
 import torch
 from methods_run import probe
 
+from sgt_ds.config import load_run_config
+from sgt_ds.growth import build_policy, settled_growth
 from sgt_ds.inference import convert
 
 pytestmark = pytest.mark.launcher
@@ -178,6 +180,12 @@ def test_layers_from_a_journal_that_are_not_its_highest_or_are_lost(trained: Pat
     header = json.loads((run / "growth.jsonl").read_text().splitlines()[0])
     assert not (trained / "source.jsonl").is_symlink()
     assert header["growth"]["layers"] == sorted(highest)
+    # What it saved stands by itself, for a plan as for a run whose journal is lost as well.
+    saved = load_run_config(run / "run.yaml")
+    assert build_policy("block_loop", saved.growth, saved.model).initial_state().loops.keys() == {
+        *highest
+    }
+    assert settled_growth(saved, trained / "lost.jsonl") == saved.growth
     config = json.loads((run.parent / "block_loop" / "checkpoints" / latest(run)).read_text())
     assert sorted(map(int, config["state"]["loops"])) == sorted(highest)
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import sgt_ds
 from sgt_ds.cli import main
-from sgt_ds.config import GrowthConfig, ModelConfig, RunLayout
+from sgt_ds.config import FromJournal, GrowthConfig, ModelConfig, RunConfig, RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.growth import (
     POLICIES,
@@ -25,6 +26,7 @@ from sgt_ds.growth import (
     Measurement,
     Policy,
     build_policy,
+    settled_growth,
 )
 
 PAPER = ["--k-max", "2", "--layers", "2", "--heads", "1", "--t-start", "100", "--interval", "100"]
@@ -272,6 +274,26 @@ def test_layers_of_another_journal_that_are_not_its_highest(tmp_path: Path) -> N
     assert layers(1, 1, [0, 2]) == [3]
     with pytest.raises(UserError, match="step 61 was not measured"):
         layers(61, 1, [0])
+
+
+def test_layers_chosen_for_another_step_are_kept_silently(tmp_path: Path) -> None:
+    journal = own_journal(tmp_path / "other", GROWTH)
+    source = {"from_journal": str(journal), "step": 25, "top": 2, "chosen": [1, 3]}
+    values = {
+        **{"model": SHAPE.model_dump(), "method": "block_loop", "growth": {"layers": source}},
+        **{"data": {"train": [{"path": "shards"}]}, "deepspeed": "ds.json", "run_dir": "runs/r"},
+    }
+    own = tmp_path / "run" / "growth.jsonl"
+    with pytest.raises(UserError, match=r"growth\.layers\.chosen: \[1, 3\] are not \[2, 3\]"):
+        settled_growth(RunConfig.model_validate(values), own)
+    del source["chosen"]
+    settled = settled_growth(RunConfig.model_validate(values), own)
+    assert isinstance(settled.layers, FromJournal)
+    assert settled.layers.chosen == [2, 3]
+    for wrong in ([2], [2, 2], [2, 9]):
+        source["chosen"] = wrong
+        with pytest.raises(ValidationError, match=r"growth\.layers\.chosen"):
+            RunConfig.model_validate(values)
 
 
 TOY = '''"""Method `toy`: the named layers, one more each window, all heads."""

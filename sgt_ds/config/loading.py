@@ -30,6 +30,7 @@ NOT_IDENTITY = frozenset(
         "telemetry",
         "checkpoint",
         "evaluation",
+        "growth.layers.chosen",  # follows from what stands beside it
         "training.micro_batch_size",
         "training.validate_every",
         "training.validation_sequences",

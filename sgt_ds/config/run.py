@@ -41,6 +41,8 @@ class FromJournal(Section):
     """Step of that journal whose (EMA) entropies count."""
     top: PositiveInt
     """How many layers of highest mean entropy are taken."""
+    chosen: list[NonNegativeInt] | None = None
+    """Those layers. A run writes them here in its run.yaml, and needs the other journal no more."""
 
 
 class GrowthConfig(Section):
@@ -333,20 +335,18 @@ def growth_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list
             )
         )
     elif isinstance(growth.layers, list):
-        if not growth.layers:
-            faults.append(("layers", "the list is empty; name at least one layer"))
-        for layer in growth.layers:
-            if layer > last:
-                faults.append(("layers", f"layer {layer} does not exist; the last is {last}"))
-        if len(set(growth.layers)) != len(growth.layers):
-            faults.append(("layers", "a layer stands twice; name each once"))
-    elif growth.layers.top > eligible:
-        faults.append(
-            (
-                "layers.top",
-                f"{growth.layers.top} exceeds the {eligible} eligible layers; set {eligible} or fewer",
-            )
-        )
+        faults += [("layers", fault) for fault in _list_faults(growth.layers, last)]
+    else:
+        chosen, top = growth.layers.chosen, growth.layers.top
+        if top > eligible:
+            mend = f"{top} exceeds the {eligible} eligible layers; set {eligible} or fewer"
+            faults.append(("layers.top", mend))
+        if chosen is not None:
+            faults += [("layers.chosen", fault) for fault in _list_faults(chosen, last)]
+            if len(chosen) != top:
+                faults.append(
+                    ("layers.chosen", f"names {len(chosen)} layers, not {top}; remove it")
+                )
     if method in ("high_entropy_loop", "low_entropy_loop"):
         if list(growth.stages) != sorted(growth.stages, reverse=True):
             faults.append(("stages", "the numbers of heads must fall from stage to stage"))
@@ -357,4 +357,16 @@ def growth_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list
                     f"{growth.stages[-1]} exceeds the model's {model.num_heads} heads; end with fewer",
                 )
             )
+    return faults
+
+
+def _list_faults(layers: list[int], last: int) -> list[str]:
+    """What a list of layers may not be, `last` being the model's deepest."""
+    faults = [
+        f"layer {layer} does not exist; the last is {last}" for layer in layers if layer > last
+    ]
+    if not layers:
+        faults.append("the list is empty; name at least one layer")
+    if len(set(layers)) != len(layers):
+        faults.append("a layer stands twice; name each once")
     return faults

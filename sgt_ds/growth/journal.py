@@ -17,31 +17,50 @@ from sgt_ds.config import FromJournal, GrowthConfig, RunConfig, config_hash
 from sgt_ds.errors import UserError
 from sgt_ds.files import LineFile, fsync_directory
 from sgt_ds.growth.decision import OPERATOR, Decision
-from sgt_ds.growth.layers import resolve_growth
+from sgt_ds.growth.layers import layers_of_journal
 from sgt_ds.growth.lines import FORMAT, read_journal
 from sgt_ds.growth.statistics import Measurement, rows_to_json
 
 
 def settled_growth(config: RunConfig, journal: Path) -> GrowthConfig:
-    """The growth settings with layers that come from another run's journal as a plain list.
+    """The growth settings with layers of another run's journal chosen: none is needed from here on.
 
     `journal`: of this run. Where it has been begun, its header has the list, and the other run may
-    be gone. Raises: UserError where the other journal is needed and can't be used.
+    be gone. Raises: UserError where the other journal is needed and can't be used, or is there and
+    says otherwise than `chosen`.
     """
-    if isinstance(config.growth.layers, FromJournal) and journal.exists():
-        with journal.open("rb") as stream:
-            header = _values(stream.readline())
-        if header.get("type") == "header" and header.get("config_hash") == config_hash(config):
-            settled, _ = read_journal(journal, live=True)
-            if settled is not None:
-                return settled.growth
-    return resolve_growth(config.growth, config.model)
+    source = config.growth.layers
+    if not isinstance(source, FromJournal):
+        return config.growth
+    chosen = _begun_layers(config, journal)
+    if chosen is None and source.chosen is not None and not source.from_journal.exists():
+        chosen = source.chosen
+    if chosen is None:
+        chosen = list(layers_of_journal(source, config.growth, config.model))
+        if source.chosen is not None and sorted(source.chosen) != chosen:
+            mend = f"{source.chosen} are not {chosen}, which {source.from_journal} gives; remove it"
+            raise UserError("configuration", "growth.layers.chosen", mend)
+    update = {"layers": source.model_copy(update={"chosen": chosen})}
+    return config.growth.model_copy(update=update)
+
+
+def _begun_layers(config: RunConfig, journal: Path) -> list[int] | None:
+    """The layers with which a run of this configuration began its journal; None where none did."""
+    if not journal.exists():
+        return None
+    with journal.open("rb") as stream:
+        values = _values(stream.readline())
+    if values.get("type") != "header" or values.get("config_hash") != config_hash(config):
+        return None
+    header, _ = read_journal(journal, live=True)
+    layers = None if header is None else header.growth.layers
+    return layers if isinstance(layers, list) else None
 
 
 def journal_header(config: RunConfig, growth: GrowthConfig) -> dict[str, Any]:
     """Settings for a journal's first line: everything that a replay or an estimate needs.
 
-    `growth`: as `settled_growth` gives it: this journal replays without any other.
+    `growth`: as `resolve_growth` gives it: this journal replays without any other.
     """
     return {
         "version": __version__,

@@ -15,20 +15,31 @@ def given_layers(growth: GrowthConfig, model: ModelConfig) -> tuple[int, ...]:
     Raises: UserError where they are a number, or the journal named can't give them.
     """
     if isinstance(growth.layers, FromJournal):
-        return _from_journal(growth.layers, growth, model)
+        if growth.layers.chosen is not None:
+            return tuple(sorted(growth.layers.chosen))
+        return layers_of_journal(growth.layers, growth, model)
     if isinstance(growth.layers, int):
         raise UserError("configuration", "growth.layers", "give the list of layers that loop")
     return tuple(sorted(growth.layers))
 
 
 def resolve_growth(growth: GrowthConfig, model: ModelConfig) -> GrowthConfig:
-    """The same configuration with layers that were to be picked from a journal as a plain list."""
+    """The same configuration with layers that come from a journal as a plain list.
+
+    Raises: UserError where they are not chosen yet, and that journal can't be used.
+    """
     if not isinstance(growth.layers, FromJournal):
         return growth
     return growth.model_copy(update={"layers": list(given_layers(growth, model))})
 
 
-def _from_journal(source: FromJournal, growth: GrowthConfig, model: ModelConfig) -> tuple[int, ...]:
+def layers_of_journal(
+    source: FromJournal, growth: GrowthConfig, model: ModelConfig
+) -> tuple[int, ...]:
+    """The layers of highest entropy at a step of another journal, ascending.
+
+    Raises: UserError where it is of another shape, or that step was not measured.
+    """
     path = journal_in(source.from_journal)
     header, lines = read_journal(path, live=True)
     average = EntropyAverage(growth.entropy_ema if header is None else header.growth.entropy_ema)

@@ -17,6 +17,7 @@ from sgt_ds.growth import (
     Journal,
     build_policy,
     journal_header,
+    resolve_growth,
     settled_growth,
 )
 from sgt_ds.model import Transformer
@@ -49,7 +50,7 @@ def run(
     check_data(config.data, config.model)
     with ExitStack() as held:
         ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
-        ranks.on_main(lambda: prepare_run_directory(config, resuming=resuming))
+        config = prepare(config, ranks, resuming=resuming)
         set_up_logging(config.run_dir, ranks.rank)
         trainer = build_trainer(config, ranks, config_file, heartbeat)
         try:
@@ -64,14 +65,26 @@ def run(
 
 
 def build_trainer(
+def prepare(config: RunConfig, ranks: Ranks, *, resuming: bool) -> RunConfig:
+    """Make the run directory. Returns the configuration as saved there, settled. Collective.
+
+    Raises: UserError, on all ranks.
+    """
+    journal = RunLayout(config.run_dir).journal
+    growth = ranks.from_main(lambda: settled_growth(config, journal))
+    settled = config.model_copy(update={"growth": growth})
+    ranks.on_main(lambda: prepare_run_directory(settled, resuming=resuming))
+    return settled
+
+
     config: RunConfig, ranks: Ranks, config_file: str, heartbeat: Heartbeat
 ) -> Trainer:
-    """Build every part of a run, at step 0. Collective.
+    """Build every part of a run, at step 0. Collective. `config`: as `prepare` returns it.
 
     Raises: UserError where data, model, files or ports do not fit each other.
     """
     layout, data, training = RunLayout(config.run_dir), config.data, config.training
-    settled = ranks.from_main(lambda: settled_growth(config, layout.journal))
+    settled = resolve_growth(config.growth, config.model)
     model = Transformer(
         config.model,
         seed=training.seed,
