@@ -6,6 +6,7 @@ from sgt_ds.cli import (
     bench_checkpoint,
     bench_data,
     bench_exporter,
+    bench_forecast,
     bench_inference,
     bench_prepare,
     bench_step,
@@ -24,3 +25,4 @@ def register(commands: Subparsers[Parser]) -> None:
     bench_inference.register(group)
     bench_prepare.register(group)
     bench_train.register(group)
+    bench_forecast.register(group)

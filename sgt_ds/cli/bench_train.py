@@ -7,12 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
+    from sgt_ds.config import RunConfig
     from sgt_ds.launch import RunFigures
 
 # Of one host: more than any has GPUs.
@@ -73,7 +74,7 @@ def register(group: Subparsers[Parser]) -> None:
 def train(options: argparse.Namespace) -> None:
     """Measure and print."""
     from sgt_ds.config import load_run_config
-    from sgt_ds.launch import RunWish, bench_runs, variant
+    from sgt_ds.launch import GRADIENT_BYTES, RunWish, bench_collectives, bench_runs, variant
 
     config = load_run_config(options.run, options.overrides)
     micro = config.training.micro_batch_size
@@ -100,6 +101,11 @@ def train(options: argparse.Namespace) -> None:
     scratch = scratch or Path(tempfile.mkdtemp(prefix="sgt-ds-bench-"))
     for chosen in variants:  # before the first run: a fault of the last one would cost the others
         load_run_config(options.run, [*options.overrides, *chosen.overrides])
+    fewest = min(options.num_gpus)
+    batch = f"training.global_batch_size={global_batch[fewest]}"
+    setting = _setting(
+        load_run_config(options.run, [*options.overrides, batch]), fewest, options.run
+    )
     figures = bench_runs(
         RunWish(
             run_yaml=options.run,
@@ -115,18 +121,44 @@ def train(options: argparse.Namespace) -> None:
             scratch=scratch,
         )
     )
+    bucket = setting["bucket_elements"] * GRADIENT_BYTES[setting["precision"]]
+    collectives = {
+        ranks: bench_collectives(ranks, bucket, scratch) for ranks in options.num_gpus if ranks > 1
+    }
     if not kept:  # what failed stays, to be read
         shutil.rmtree(scratch)
     if options.json:
-        print_json({"runs": [run.as_json() for run in figures]})
+        runs = [run.as_json() for run in figures]
+        print_json({"setting": setting, "runs": runs, "collectives": collectives})
     else:
         _print_table(figures)
+
+
+def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]:
+    """What a forecast has to know beside the runs' figures."""
+    from sgt_ds.config import resolve_deepspeed
+    from sgt_ds.flops import layout_of_run, parameter_count
+
+    layout = layout_of_run(config, ranks, config_file)
+    zero = resolve_deepspeed(config, ranks, config_file).get("zero_optimization", {})
+    scatters = zero.get("reduce_scatter", True)
+    parameters = parameter_count(config.model)
+    return {
+        "parameters": parameters,
+        "sequence_length": config.data.sequence_length,
+        "micro_batch_size": layout.micro_batch_size,
+        "precision": layout.precision,
+        "bucket_elements": min(parameters, layout.reduce_bucket_size),
+        "overlaps": layout.overlap_comm,
+        # With it DeepSpeed gives every rank all sums in one call, and each keeps its own.
+        "all_reduces": not scatters or zero.get("use_multi_rank_bucket_allreduce", True),
+    }
 
 
 def _print_table(figures: Sequence[RunFigures]) -> None:
     print(
         f"{'variant':18}{'ranks':>6}{'batch':>7}{'s/update':>10}{'tokens/s/rank':>15}{'MFU':>7}"
-        f"{'time':>8}{'FLOPs':>8}{'excess':>8}{'scaling':>9}{'spread':>8}{'growth µs':>11}{'save s':>8}"
+        f"{'time':>8}{'FLOPs':>8}{'excess':>8}{'scaling':>9}{'spread':>8}{'growth µs':>11}{'save s':>8}{'peak GB':>9}"
     )
     for run in figures:
         print(
@@ -136,6 +168,7 @@ def _print_table(figures: Sequence[RunFigures]) -> None:
             + (f"{run.excess:8.2f}" if run.excess is not None else f"{'':8}")
             + f"{_share(run.scaling_ratio):>9}{100 * run.rank_spread_ratio:7.1f}%"
             f"{1e6 * run.growth_collective_seconds:11,.0f}{run.checkpoint_seconds:8.2f}"
+            + (f"{run.peak_memory_bytes / 1e9:9.1f}" if run.peak_memory_bytes else "")
         )
     for run in figures:
         shares = "  ".join(f"{part} {100 * share:.1f}%" for part, share in run.parts.items())

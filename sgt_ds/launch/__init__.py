@@ -11,38 +11,63 @@ from sgt_ds.launch.command import (
     master_address,
 )
 from sgt_ds.launch.environment import forwarded_environment, read_environment_file
+from sgt_ds.launch.forecast import (
+    GRADIENT_BYTES,
+    Forecast,
+    Link,
+    Network,
+    Point,
+    StepModel,
+    StepSetting,
+    check_model,
+    fit_model,
+    forecast,
+    link_of,
+)
 from sgt_ds.launch.hostfile import Host, format_hostfile, parse_hostfile, world_size
 from sgt_ds.launch.probe import Probed, probe, table
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_of
 from sgt_ds.launch.record import RunRecord, read_record, supervision
-from sgt_ds.launch.run_bench import RunFigures, RunWish, bench_runs, variant
+from sgt_ds.launch.run_bench import RunFigures, RunWish, bench_collectives, bench_runs, variant
 from sgt_ds.launch.stop import stop
 from sgt_ds.launch.supervisor import Launch, check_unattended, supervise
 from sgt_ds.launch.watch import launch_name
 
 __all__ = [
     "DEFAULT_MASTER_PORT",
+    "GRADIENT_BYTES",
     "LAUNCHERS",
     "RUN_ID_VARIABLE",
+    "Forecast",
     "Host",
     "Launch",
     "Launcher",
+    "Link",
+    "Network",
+    "Point",
     "Probed",
     "RunFigures",
     "RunRecord",
     "RunWish",
+    "StepModel",
+    "StepSetting",
     "Target",
+    "bench_collectives",
     "bench_runs",
     "check_build_locks",
     "check_compiler",
     "check_launch",
+    "check_model",
     "check_unattended",
     "deepspeed_command",
+    "fit_model",
+    "forecast",
     "format_hostfile",
     "forwarded_environment",
     "is_this_host",
     "kill_processes",
     "launch_name",
+    "link_of",
     "master_address",
     "parse_hostfile",
     "probe",

@@ -7,6 +7,7 @@ exporters, scraped as Prometheus would. Knows no model and no engine.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,8 @@ SCRAPE_SECONDS = 0.5
 # Of a failed run's output, what its error shows.
 LAST_LINES = 3
 _COUNT = ("sgt_step_duration_seconds_count", ())
+_PEAK = ("sgt_gpu_memory_peak_bytes", ())
+_GPUS = "CUDA_VISIBLE_DEVICES"
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -82,6 +85,8 @@ class RunFigures:
     """Of growth's reduce and broadcast, per update, mean of all ranks."""
     checkpoint_seconds: float
     """The last save, which is waited for."""
+    peak_memory_bytes: float | None
+    """Allocated at most, of the rank that needed most; None without a GPU."""
     time_ratio: float | None = None
     flops_ratio: float | None = None
     scaling_ratio: float | None = None
@@ -143,6 +148,21 @@ def bench_runs(wish: RunWish) -> list[RunFigures]:
     return compare(figures)
 
 
+def bench_collectives(ranks: int, size: int, scratch: Path) -> dict[str, Any]:
+    """Seconds of small and large collectives between `ranks` ranks of this host.
+
+    `size`: bytes of a large one. Raises: SgtError where the launch fails.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    file = scratch / f"collectives-{ranks}.json"
+    command = [*_launcher(ranks), "sgt_ds.training.collectives", str(file), str(size)]
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip().splitlines()[-LAST_LINES:]
+        raise SgtError(f"collectives on {ranks} ranks ended with {done.returncode}: {said}")
+    return {**json.loads(file.read_text()), "large_bytes": size}
+
+
 def compare(figures: Sequence[RunFigures]) -> list[RunFigures]:
     """The figures with their ratios."""
     vanilla = {(run.ranks, run.repeat): run for run in figures if run.variant == "vanilla"}
@@ -170,8 +190,8 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
     port = free_ports(ranks)
     global_batch = wish.global_batch[ranks]
     command = [
-        *(sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(ranks)),
-        *("--master_port", str(free_ports()), "--module", "sgt_ds.train", str(wish.run_yaml)),
+        *_launcher(ranks),
+        *("sgt_ds.train", str(wish.run_yaml)),
         *wish.overrides,
         *chosen.overrides,
         f"run_dir={directory}",
@@ -185,7 +205,9 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
     output = directory.with_suffix(".log")
     scraper = _Scraper(range(port, port + ranks), wish.warm_up * wish.updates)
     with output.open("w") as stream, scraper:
-        status = subprocess.run(command, stdout=stream, stderr=stream, check=False).returncode
+        status = subprocess.run(
+            command, env=_environment(), stdout=stream, stderr=stream, check=False
+        ).returncode
     if status != 0:
         said = [
             line
@@ -199,6 +221,26 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
             + f"; all of its output: {output}"
         )
     return _figures(wish, chosen.name, ranks, repeat, directory, scraper)
+
+
+def _launcher(ranks: int) -> list[str]:
+    # DeepSpeed's launcher takes the first GPUs of the host, whichever ones are to be seen.
+    chosen = [gpu.strip() for gpu in os.environ.get(_GPUS, "").split(",") if gpu.strip()]
+    if chosen and (len(chosen) < ranks or not all(gpu.isdecimal() for gpu in chosen)):
+        raise UserError(_GPUS, None, f"names no {ranks} GPUs by number ({','.join(chosen)})")
+    place = (
+        ("--include", f"localhost:{','.join(chosen[:ranks])}")
+        if chosen
+        else ("--num_gpus", str(ranks))
+    )
+    return [
+        *(sys.executable, "-m", "deepspeed.launcher.runner", *place),
+        *("--master_port", str(free_ports()), "--module"),
+    ]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != _GPUS}
 
 
 def _figures(
@@ -227,6 +269,7 @@ def _figures(
                 part = dict(labels)["part"]
                 parts[part] = parts.get(part, 0.0) + value
     spent = sum(parts.values()) or 1.0
+    peaks = [series[_PEAK] for series in last if _PEAK in series]
     collectives = (series["sgt_growth_collective_seconds_total", ()] for series in timed)
     return RunFigures(
         variant=name,
@@ -242,6 +285,7 @@ def _figures(
         parts={part: value / spent for part, value in sorted(parts.items())},
         growth_collective_seconds=statistics.fmean(collectives) / counts[0],
         checkpoint_seconds=main.get(("sgt_checkpoint_duration_seconds", ()), 0.0),
+        peak_memory_bytes=max(peaks, default=None),
     )
 
 

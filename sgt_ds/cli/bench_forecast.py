@@ -1,0 +1,229 @@
+"""`sgt-ds bench forecast`: step time on hosts that nobody has measured, from measured parts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    print_json,
+    real_number,
+    whole_number,
+)
+from sgt_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from sgt_ds.launch import Forecast, Link, Network, Point
+
+HOSTS = [2, 4, 8, 16, 32, 64, 128]
+LINKS = [200.0, 400.0]
+# Of a link's nominal speed, and of one hop between hosts: usual for RDMA, and no measurements.
+LINK_RATIO, HOP_MICROSECONDS = 0.85, 10.0
+BYTES_PER_GIGABIT = 1e9 / 8
+
+
+def register(group: Subparsers[Parser]) -> None:
+    """Add the command to the group `bench`."""
+    parser = add_command(
+        group,
+        "forecast",
+        "Forecast step times on several hosts from what `bench train --json` measured on one.",
+        "sgt-ds bench forecast points.json --hosts 2 4 8 --gpus-per-host 8 --link 200 400",
+        forecast,
+    )
+    parser.add_argument("points", type=Path, metavar="POINTS.json", help="of bench train --json")
+    parser.add_argument(
+        "--hosts", nargs="+", type=whole_number(1, 10**5), default=HOSTS, metavar="H"
+    )
+    parser.add_argument(
+        "--gpus-per-host",
+        type=whole_number(1, 1024),
+        metavar="N",
+        help="default: the most ranks of the points",
+    )
+    parser.add_argument(
+        "--link",
+        nargs="+",
+        type=real_number(0, 10**5, above=True),
+        default=LINKS,
+        metavar="GBPS",
+        help="gigabits per second of one host's network, all its cards together",
+    )
+    parser.add_argument(
+        "--link-ratio",
+        type=real_number(0, 1, above=True),
+        default=LINK_RATIO,
+        help=f"share of it that collectives reach (assumed: {LINK_RATIO})",
+    )
+    parser.add_argument(
+        "--hop-microseconds",
+        type=real_number(0, 10**6),
+        default=HOP_MICROSECONDS,
+        help=f"of a small message from host to host (assumed: {HOP_MICROSECONDS:g})",
+    )
+    parser.add_argument(
+        "--global-batch",
+        type=whole_number(1),
+        metavar="G",
+        help="sequences of an update at every size; default: micro-batches of a rank as measured",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def forecast(options: argparse.Namespace) -> None:
+    """Fit, check against the points, and print what is forecast."""
+    from sgt_ds.launch import Link, Network, check_model, fit_model
+    from sgt_ds.launch import forecast as forecast_one
+
+    document = _read(options.points)
+    inside = _links(document, options.points)
+    most = max(inside)
+    per_host = options.gpus_per_host or most
+    answers: dict[str, Any] = {}
+    for variant in dict.fromkeys(run["variant"] for run in document["runs"]):
+        points = _points(document, variant)
+        networks = {point.ranks: Network(1, point.ranks, inside[point.ranks]) for point in points}
+        model = fit_model(_step_setting(document), points, networks)
+        base = min(points, key=lambda point: point.ranks)
+        rows = []
+        for gigabits in options.link:
+            speed = gigabits * BYTES_PER_GIGABIT * options.link_ratio
+            between = Link(speed, options.hop_microseconds * 1e-6)
+            for hosts in options.hosts:
+                network = Network(hosts, per_host, inside[most], between)
+                micro_batches = _micro_batches(options, document, network, base)
+                if micro_batches is not None:
+                    rows.append(forecast_one(model, base, network, gigabits, micro_batches))
+        answers[variant] = (check_model(model, points, networks), rows)
+    if options.json:
+        print_json(
+            {
+                "forecast": True,
+                "assumed": {
+                    "link_ratio": options.link_ratio,
+                    "hop_microseconds": options.hop_microseconds,
+                    "gpus_per_host": per_host,
+                },
+                "variants": {
+                    variant: {"checks": checks, "rows": [row.as_json() for row in rows]}
+                    for variant, (checks, rows) in answers.items()
+                },
+            }
+        )
+        return
+    for variant, (checks, rows) in answers.items():
+        _print_table(variant, checks, rows)
+    print(
+        f"FORECAST, not measured: {per_host} GPUs a host, collectives reach "
+        f"{100 * options.link_ratio:g}% of a link, {options.hop_microseconds:g} µs a hop; "
+        "no rank is late, no other job is on the network"
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(path, None, f"cannot be read ({error})") from None
+    wanted = {"setting", "runs", "collectives"}
+    if not isinstance(document, dict) or not wanted <= document.keys() or not document["runs"]:
+        raise UserError(path, None, "is no output of `sgt-ds bench train --json`")
+    return document
+
+
+def _links(document: dict[str, Any], path: Path) -> dict[int, Link]:
+    """What joins the ranks, by their number."""
+    from sgt_ds.launch import Link, link_of
+
+    links = {
+        int(ranks): link_of(seconds, int(ranks))
+        for ranks, seconds in document["collectives"].items()
+    }
+    if not links:
+        raise UserError(
+            path, "collectives", "are of one rank only; measure with --num-gpus 1 2 or more"
+        )
+    return {1: Link(float("inf"), 0.0), **links}
+
+
+def _points(document: dict[str, Any], variant: str) -> list[Point]:
+    """Measured runs of one variant, repeats by their median update."""
+    from sgt_ds.launch import Point
+
+    setting, points = document["setting"], []
+    runs = [run for run in document["runs"] if run["variant"] == variant]
+    for ranks in dict.fromkeys(run["ranks"] for run in runs):
+        repeats = sorted(
+            (run for run in runs if run["ranks"] == ranks), key=lambda run: run["step_seconds"]
+        )
+        run = repeats[len(repeats) // 2]
+        batch = run["global_batch_size"]
+        points.append(
+            Point(
+                ranks=ranks,
+                micro_batches=batch // (ranks * setting["micro_batch_size"]),
+                tokens=batch * setting["sequence_length"],
+                step_seconds=run["step_seconds"],
+                parts={name: share * run["step_seconds"] for name, share in run["parts"].items()},
+                growth_seconds=statistics.median(
+                    own["growth_collective_seconds"] for own in repeats
+                ),
+            )
+        )
+    return points
+
+
+def _step_setting(document: dict[str, Any]) -> Any:
+    from sgt_ds.launch import GRADIENT_BYTES, StepSetting
+
+    setting = document["setting"]
+    return StepSetting(
+        parameters=setting["parameters"],
+        bytes_per_gradient=GRADIENT_BYTES[setting["precision"]],
+        bucket_elements=setting["bucket_elements"],
+        overlaps=setting["overlaps"],
+        all_reduces=setting["all_reduces"],
+    )
+
+
+def _micro_batches(
+    options: argparse.Namespace, document: dict[str, Any], network: Network, base: Point
+) -> int | None:
+    """Of an update on one rank; None where the global batch can't be cut so."""
+    if options.global_batch is None:
+        return base.micro_batches
+    share = document["setting"]["micro_batch_size"] * network.ranks
+    micro_batches, left = divmod(options.global_batch, share)
+    return micro_batches if micro_batches and not left else None
+
+
+def _print_table(
+    variant: str, checks: Sequence[dict[str, float]], rows: Sequence[Forecast]
+) -> None:
+    print(f"{variant}: the model beside the points it was fitted to")
+    for point in checks:
+        print(
+            f"  {point['ranks']:6.0f} ranks  measured {point['measured_seconds']:8.4f} s  "
+            f"model {point['model_seconds']:8.4f} s  {100 * point['error_ratio']:+.2f}%"
+        )
+    print(
+        f"{variant}: forecast\n{'hosts':>6}{'ranks':>7}{'Gb/s':>6}{'A':>5}{'s/update':>10}"
+        f"{'tokens/s/rank':>15}{'scaling':>9}  computing / reduce / optimizer / gather / rest"
+    )
+    for row in rows:
+        parts = row.parts
+        last = parts["growth"] + parts["rest"]
+        shown = (parts["computing"], parts["reduce"], parts["optimizer"], parts["gather"], last)
+        print(
+            f"{row.hosts:6}{row.ranks:7}{row.link_gigabits:6g}{row.micro_batches:5}"
+            f"{row.step_seconds:10.4f}{row.tokens_per_second_per_rank:15,.0f}"
+            f"{100 * row.scaling_ratio:8.1f}%  "
+            + " / ".join(f"{100 * part / row.step_seconds:.1f}%" for part in shown)
+        )

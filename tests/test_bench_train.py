@@ -1,0 +1,126 @@
+"""`sgt-ds bench train` as a user calls it: real runs through the launcher, and bad usage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import environment, write_data, write_run
+
+from sgt_ds.config import PRESETS
+from sgt_ds.flops import parameter_count, vanilla_flops_per_token
+
+MODEL = PRESETS["tiny"].model_copy(update={"vocab_size": 300})
+LENGTH, MICRO_BATCH = 64, 2
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sgt_ds", "bench", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def run_file(folder: Path) -> Path:
+    shape: dict[str, Any] = {"vocab_size": MODEL.vocab_size}
+    return write_run(folder / "run.yaml", write_data(folder / "data"), model=shape)
+
+
+@pytest.mark.launcher
+def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    done = bench(
+        *("train", str(run_file(tmp_path)), "--variants", "vanilla", "sgt:2", "--num-gpus", "2"),
+        *("--micro-batches", "3", "--updates", "2", "--intervals", "3", "--scratch", str(scratch)),
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    setting = document["setting"]
+    assert setting["parameters"] == parameter_count(MODEL)
+    assert (setting["micro_batch_size"], setting["sequence_length"]) == (MICRO_BATCH, LENGTH)
+    assert (setting["precision"], setting["overlaps"]) == ("fp32", False)
+
+    vanilla, looped = document["runs"]
+    base = vanilla_flops_per_token(MODEL, LENGTH)
+    # DESIGN: one loop of one head costs 24·d·d_h + 12·N·d_h; three layers, two passes, two heads.
+    size = MODEL.head_size
+    added = 12 * (24 * MODEL.hidden_size * size + 12 * LENGTH * size)
+    assert (vanilla["flops_per_token"], looped["flops_per_token"]) == (base, base + added)
+    assert looped["flops_ratio"] == pytest.approx(1 + added / base)
+    assert vanilla["time_ratio"] == vanilla["scaling_ratio"] == 1.0
+    assert looped["excess"] == pytest.approx((looped["time_ratio"] - 1) / (added / base))
+    for run, name in ((vanilla, "vanilla-2-0"), (looped, "sgt-2-2-0")):
+        # Four intervals of two updates; the first is not timed.
+        rows = [
+            json.loads(line)
+            for line in (scratch / name / "metrics.jsonl").read_text().splitlines()
+            if '"loss"' in line
+        ]
+        assert [row["step"] for row in rows] == [2, 4, 6, 8]
+        batch = 3 * MICRO_BATCH * 2
+        assert run["global_batch_size"] == batch
+        timed = sorted(batch * LENGTH / row["tokens_per_second"] for row in rows[1:])
+        assert run["step_seconds"] == pytest.approx(timed[1])
+        assert run["step_seconds_range"] == pytest.approx([timed[0], timed[-1]])
+        speed = run["tokens_per_second_per_rank"]
+        assert 2 * speed * run["step_seconds"] == pytest.approx(batch * LENGTH)
+        assert sum(run["parts"].values()) == pytest.approx(1)
+        assert run["parts"]["backward"] > 0
+        assert run["growth_collective_seconds"] > 0
+        assert run["checkpoint_seconds"] > 0
+        assert run["rank_spread_ratio"] >= 0
+
+    seconds = document["collectives"]["2"]
+    assert seconds["large_bytes"] == 4 * setting["bucket_elements"]
+    assert set(seconds) == {"large_bytes", "all_reduce", "all_gather"}
+    assert all(
+        0 < value < 10 for name in ("all_reduce", "all_gather") for value in seconds[name].values()
+    )
+
+    points = tmp_path / "points.json"
+    points.write_text(done.stdout)
+    told = bench("forecast", str(points), "--hosts", "4", "--link", "10")
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines()[-1].startswith("FORECAST, not measured: 2 GPUs a host")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--variants", "vanilla", "sgt:0"), "--variants: 'sgt:0'"),
+        (("--variants", "sgt:1", "--heads", "9"), "growth.stages"),
+        (("--global-batch", "3"), "--global-batch: 3"),
+        (("--scratch", "data"), "--scratch: data"),
+    ],
+)
+def test_bad_usage_of_the_bench_starts_a_run_or_prints_a_traceback(
+    words: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = bench("train", str(run), *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert named in lines[0]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": []}'])
+def test_a_forecast_from_something_else_prints_a_traceback(text: str, tmp_path: Path) -> None:
+    points = tmp_path / "points.json"
+    points.write_text(text)
+    done = bench("forecast", str(points))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert str(points) in done.stderr

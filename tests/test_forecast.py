@@ -1,0 +1,90 @@
+"""The step-time model against arithmetic done by hand, and against points that it did not see."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sgt_ds.launch import (
+    Link,
+    Network,
+    Point,
+    StepSetting,
+    check_model,
+    fit_model,
+    forecast,
+    link_of,
+)
+
+# 1000 M parameters in bf16: 2 GB of gradients in ten buckets of 200 MB.
+SETTING = StepSetting(
+    parameters=10**9, bytes_per_gradient=2, bucket_elements=10**8, overlaps=True, all_reduces=True
+)
+INSIDE = {1: Link(math.inf, 0.0), 2: Link(100e9, 20e-6), 4: Link(100e9, 40e-6)}
+NETWORKS = {ranks: Network(1, ranks, link) for ranks, link in INSIDE.items()}
+FORWARD, BACKWARD, FIXED, SHARED, REST = 0.08, 0.16, 0.01, 0.04, 0.003
+
+
+def made_point(ranks: int, micro_batches: int = 8) -> Point:
+    """What a machine would show whose times are just those above."""
+    latency = {1: 0.0, 2: 20e-6, 4: 40e-6}[ranks]
+    # A ring: 2·(n − 1)/n of the bytes for an all-reduce, (n − 1)/n for an all-gather.
+    last_bucket = 2 * (ranks - 1) / ranks * 200e6 / 100e9 + latency if ranks > 1 else 0.0
+    gather = (ranks - 1) / ranks * 2e9 / 100e9 + latency if ranks > 1 else 0.0
+    growth = 1e-4 + 5e-5 * math.log2(ranks)
+    parts = {
+        "forward": micro_batches * FORWARD,
+        "backward": micro_batches * BACKWARD,
+        "reduce": micro_batches * last_bucket,
+        "optimizer": FIXED + SHARED / ranks + gather,
+    }
+    seconds = sum(parts.values()) + growth + REST
+    return Point(ranks, micro_batches, ranks * micro_batches * 32768, seconds, parts, growth)
+
+
+def test_a_size_that_was_left_out_of_the_fit_comes_out_otherwise() -> None:
+    model = fit_model(SETTING, [made_point(1), made_point(2)], NETWORKS)
+    assert model.optimizer_shared == pytest.approx(SHARED)
+    assert model.rest == pytest.approx(REST)
+    (unseen,) = check_model(model, [made_point(4)], NETWORKS)
+    assert unseen["model_seconds"] == pytest.approx(made_point(4).step_seconds, rel=1e-12)
+    assert unseen["error_ratio"] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_forecast_differs_from_the_sum_done_by_hand() -> None:
+    points = [made_point(ranks) for ranks in (1, 2, 4)]
+    model = fit_model(SETTING, points, NETWORKS)
+    # 16 hosts of 4 at 20 GB/s and 10 µs a hop: 64 ranks; the network of the hosts sets the pace.
+    network = Network(16, 4, INSIDE[4], Link(20e9, 10e-6))
+    row = forecast(model, points[0], network, 160.0, 8)
+    latency = 40e-6 + 2 * 4 * 10e-6
+    bucket = 2 * 63 / 64 * 200e6 / 20e9 + latency
+    # Ten buckets take 0.199 s; nine tenths of backward hide 0.144 s of them.
+    exposed = 10 * bucket - 0.9 * BACKWARD
+    assert exposed > bucket
+    expected = 8 * (FORWARD + BACKWARD + exposed)
+    expected += FIXED + SHARED / 64 + 63 / 64 * 2e9 / 20e9 + latency
+    expected += 1e-4 + 6 * 5e-5 + REST
+    assert row.step_seconds == pytest.approx(expected, rel=1e-9)
+    assert row.tokens_per_second_per_rank == pytest.approx(8 * 32768 / expected)
+    assert row.scaling_ratio == pytest.approx(points[0].step_seconds / expected)
+    assert sum(row.parts.values()) == pytest.approx(row.step_seconds)
+
+
+def test_reducing_that_hides_behind_backward_costs_more_than_its_last_bucket() -> None:
+    model = fit_model(SETTING, [made_point(1), made_point(4)], NETWORKS)
+    fast = Network(2, 4, INSIDE[4], Link(50e9, 0.0))
+    bucket = 2 * 7 / 8 * 200e6 / 50e9 + 40e-6
+    assert model.parts(fast, 1)["reduce"] == pytest.approx(bucket)
+    apart = StepSetting(10**9, 2, 10**8, overlaps=False, all_reduces=True)
+    model = fit_model(apart, [made_point(1), made_point(4)], NETWORKS)
+    assert model.parts(fast, 1)["reduce"] == pytest.approx(10 * bucket)
+
+
+def test_a_link_is_told_faster_than_it_carries() -> None:
+    # 100 MB over four ranks at 50 GB/s: 2·3/4 of it, 3 ms, after a start of 30 µs.
+    seconds = {"small": 30e-6, "large": 3.03e-3}
+    link = link_of({"all_reduce": seconds, "large_bytes": 10**8}, 4)
+    assert link.bytes_per_second == pytest.approx(50e9)
+    assert link.latency_seconds == 30e-6
