@@ -125,6 +125,12 @@ class TrainingConfig(Section):
     """Recompute each block in the backward pass instead of keeping its activations."""
     compile: bool = True
     """Compile each block with torch.compile."""
+    compile_ahead: bool = False
+    """Compile the kinds of block that growth may need at the start, the ranks of a host together."""
+    compile_cache: Path | None = None
+    """Folder that keeps what was compiled for a later start on another machine or in a new
+    container; all hosts read it. It holds code: let nobody write there whom you would not let train.
+    """
     max_skipped_steps: PositiveInt = 20
     """Updates skipped in a row (non-finite gradients) after which the run stops."""
     compare_ranks_every: PositiveInt | None = 100

@@ -22,6 +22,7 @@ from sgt_ds.growth import (
 )
 from sgt_ds.model import Transformer
 from sgt_ds.telemetry import peak_flops
+from sgt_ds.training.compiling import CompileCache, compile_ahead
 from sgt_ds.training.engine import Ranks, build_engine
 from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.evaluation import build_evaluation
@@ -64,7 +65,6 @@ def run(
             trainer.close()
 
 
-def build_trainer(
 def prepare(config: RunConfig, ranks: Ranks, *, resuming: bool) -> RunConfig:
     """Make the run directory. Returns the configuration as saved there, settled. Collective.
 
@@ -77,6 +77,7 @@ def prepare(config: RunConfig, ranks: Ranks, *, resuming: bool) -> RunConfig:
     return settled
 
 
+def build_trainer(
     config: RunConfig, ranks: Ranks, config_file: str, heartbeat: Heartbeat
 ) -> Trainer:
     """Build every part of a run, at step 0. Collective. `config`: as `prepare` returns it.
@@ -98,10 +99,17 @@ def prepare(config: RunConfig, ranks: Ranks, *, resuming: bool) -> RunConfig:
         log.info("weights of %s", path)
     model = model.to(ranks.device)
     heartbeat.enter("start")
+    compiled: CompileCache | None = None
+    if training.compile_cache is not None:
+        compiled = CompileCache(training.compile_cache, ranks)
+        compiled.load()
     engine = build_engine(model, config, ranks, config_file)
     parts = StepParts(ranks.device, heartbeat.enter)
     parts.time_reduction(engine)
     heartbeat.enter("start")
+    if training.compile_ahead:
+        compile_ahead(engine.module, config, ranks)
+        heartbeat.enter("start")
     loader = Loader(
         data.train,
         sequence_length=data.sequence_length,
@@ -157,6 +165,7 @@ def prepare(config: RunConfig, ranks: Ranks, *, resuming: bool) -> RunConfig:
         peak_flops=_peak_flops(ranks.device),
         planned_overhead=planned.overhead_at,
         parts=parts,
+        compiled=compiled,
     )
 
 

@@ -17,6 +17,7 @@ from sgt_ds.flops import FlopsCounter
 from sgt_ds.growth import Decision, GrowthController
 from sgt_ds.model import loop_inputs
 from sgt_ds.telemetry import Exporter, StepRecord
+from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, set_learning_rate
 from sgt_ds.training.evaluation import Evaluation
 from sgt_ds.training.faults import Requests, SkippedSteps
@@ -69,6 +70,7 @@ class Trainer:
         planned_overhead: Callable[[int], float],
         parts: StepParts,
         heartbeat: Heartbeat,
+        compiled: CompileCache | None,
     ) -> None:
         """`validation`, `evaluation`: None without a validation set, or without anything named.
         `peak_flops`: of one device, None where unknown. `planned_overhead`: the cumulative FLOPs
@@ -91,6 +93,7 @@ class Trainer:
         self.planned_overhead = planned_overhead
         self.parts = parts
         self.heartbeat = heartbeat
+        self.compiled = compiled
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
         self._started_at = (0.0, 0)  # seconds and step at which this process began to train
@@ -339,6 +342,8 @@ class Trainer:
         with self.parts.host("growth"):
             self.growth.flush()
         self._publish_rank()
+        if self.compiled is not None:
+            self.compiled.keep()
         now, (then, tokens_then) = time.perf_counter(), self._last_logged
         self._last_logged = (now, self.clock.tokens)
         speed = (self.clock.tokens - tokens_then) / (now - then)
