@@ -1,4 +1,4 @@
-"""The exporters over real HTTP(S), read by prometheus_client's parser and by promtool."""
+"""What exporters serve, read by prometheus_client's parser and by promtool."""
 
 from __future__ import annotations
 
@@ -6,110 +6,32 @@ import json
 import logging
 import math
 import shutil
-import socket
-import ssl
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from exporters import INFO, TINY, Start, exporters, looping, record, scrape, series, value
 from prometheus_client.parser import text_string_to_metric_families
 
-from sgt_ds.config import PRESETS, ModelConfig, TelemetryConfig
-from sgt_ds.errors import UserError
-from sgt_ds.growth import Loop, State
-from sgt_ds.ports import free_ports
-from sgt_ds.telemetry import METRICS, DeviceMemory, Exporter, StepRecord, peak_flops
+from sgt_ds.config import ModelConfig
+from sgt_ds.telemetry import METRICS, DeviceMemory, peak_flops
 from sgt_ds.telemetry.example import full_snapshot
-from sgt_ds.telemetry.exporter import RENDERING_LASTS_SECONDS
 from sgt_ds.telemetry.hardware import Hardware, HardwareSampler
-from sgt_ds.telemetry.metric import INFO_LABELS, STALL_REASONS
+from sgt_ds.telemetry.metric import STALL_REASONS
 from sgt_ds.telemetry.reference import reference, series_of
-
-TINY = PRESETS["tiny"]
-INFO = dict.fromkeys(INFO_LABELS, "x") | {"run": "r", "method": "sgt"}
-Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-Start = Callable[..., Exporter]
-
 
 MARGINS = ("sgt_growth_margin_standard_errors", "sgt_growth_within_noise")
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    started: list[Exporter] = []
-
-    def start_one(config: TelemetryConfig | None = None, **changes: Any) -> Exporter:
-        settings: dict[str, Any] = {
-            "model_wide": True,
-            "local_rank": 0,
-            "rank": 0,
-            "info": INFO,
-            "model": TINY,
-            **changes,
-        }
-        exporter = Exporter(config or TelemetryConfig(port=free_ports()), **settings)
-        exporter.start()
-        started.append(exporter)
-        return exporter
-
-    yield start_one
-    for exporter in started:
-        exporter.close()
-
-
-def scrape(exporter: Exporter, path: str = "/metrics") -> str:
-    time.sleep(RENDERING_LASTS_SECONDS)  # past the rendering that a former scrape left
-    url = f"http://127.0.0.1:{exporter.port}{path}"
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return str(answer.read().decode())
-
-
-def series(text: str) -> Series:
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def value(exporter: Exporter, name: str, **labels: str) -> float:
-    return series(scrape(exporter))[name, tuple(sorted(labels.items()))]
-
-
-def looping(layer: int, depth: int = 1) -> State:
-    loop = Loop(depth=depth, heads=(1, 3), scope="attention", step=4, entered=4)
-    return State({layer: loop}, layer)
-
-
-def record(step: int, **changes: Any) -> StepRecord:
-    values: dict[str, Any] = {
-        "step": step,
-        "tokens": step * 1000,
-        "loss": 3.5,
-        "learning_rate": 1e-3,
-        "grad_norm": 0.7,
-        "step_seconds": 0.4,
-        "tokens_per_second": 2500.0,
-        "flops": step * 11_000_000,
-        "vanilla_flops": step * 10_000_000,
-        "overhead_ratio": 0.1,
-        "flops_per_token": 11_000,
-        "mfu_ratio": None,
-        "data_wait_seconds": 0.5,
-        "skipped_steps": 0,
-        "phase": "growing",
-        "loops": State(),
-        "entropy": [[0.25, 0.5, 0.75, 0.5]] * TINY.num_layers,
-        "layer_stderr": [0.01] * TINY.num_layers,
-        **changes,
-    }
-    return StepRecord(**values)
+    with exporters() as start_one:
+        yield start_one
 
 
 class GpuHost(HardwareSampler):
@@ -294,101 +216,6 @@ def test_a_run_that_ended_is_told_from_one_that_hangs(start: Start) -> None:
     assert late == [1]
 
 
-def test_a_port_in_use_is_one_clear_error(start: Start) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} is in use") as caught:
-            start(TelemetryConfig(port=port - 1), local_rank=1)
-        assert caught.value.field == "telemetry.port"
-    with pytest.raises(UserError, match=r"telemetry\.host"):
-        start(TelemetryConfig(host="192.0.2.1", port=free_ports()))
-    with pytest.raises(UserError, match="exceeds 65535"):
-        start(TelemetryConfig(port=65535), local_rank=1)
-
-
-def test_close_releases_the_port(start: Start) -> None:
-    config = TelemetryConfig(port=free_ports())
-    for _ in range(2):
-        exporter = start(config)
-        scrape(exporter)
-        exporter.close()
-    with pytest.raises(urllib.error.URLError):
-        scrape(exporter)
-
-
-def test_only_metrics_and_health_are_served(start: Start) -> None:
-    exporter = start()
-    assert scrape(exporter, "/health") == "ok\n"
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        scrape(exporter, "/")
-    with pytest.raises(urllib.error.HTTPError, match="405"):
-        urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", data=b"x", timeout=5)
-    with pytest.raises(ValueError, match="password"):
-        Exporter(
-            TelemetryConfig(),
-            model_wide=True,
-            local_rank=0,
-            rank=0,
-            info={**INFO, "password": "x"},
-            model=TINY,
-        )
-
-
-def test_clients_that_hang_hold_up_neither_training_nor_others(start: Start) -> None:
-    exporter = start()
-    hanging = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(50)]
-    hanging[0].sendall(b"GET /metrics HTTP/1.1\r\n")  # and never the rest
-    begun = time.perf_counter()
-    for step in range(1, 1001):
-        exporter.publish(record(step))
-    assert time.perf_counter() - begun < 1.0
-    assert value(exporter, "sgt_rank_step") == 1000
-    begun = time.perf_counter()
-    exporter.close()
-    assert time.perf_counter() - begun < 2.0
-    for connection in hanging:
-        connection.close()
-
-
-def test_a_hundred_scrapers_at_once_are_all_answered(start: Start) -> None:
-    exporter = start()
-    exporter.publish(record(7))
-    answers: list[float] = []
-    scrapers = [
-        threading.Thread(target=lambda: answers.append(value(exporter, "sgt_rank_step")))
-        for _ in range(100)
-    ]
-    for scraper in scrapers:
-        scraper.start()
-    for scraper in scrapers:
-        scraper.join(30)
-    assert answers == [7] * 100
-
-
-def test_publishing_costs_no_more_than_a_thousandth_of_a_short_step(start: Start) -> None:
-    exporter = start()
-    value_of_step = record(1)
-    rounds = []
-    for _ in range(5):
-        begun = time.thread_time()  # of this thread: other processes do not count
-        for step in range(500):
-            exporter.observe_step(step, 0.05, 1.0)
-            exporter.publish(value_of_step)
-        rounds.append((time.thread_time() - begun) / 500)
-    assert min(rounds) < 0.001 * 0.05
-
-
-def test_an_ipv6_address_can_be_served(start: Start) -> None:
-    try:
-        exporter = start(TelemetryConfig(host="::1", port=free_ports()))
-    except UserError:
-        pytest.skip("no IPv6 on this machine")
-    with urllib.request.urlopen(f"http://[::1]:{exporter.port}/health", timeout=5) as answer:
-        assert answer.read() == b"ok\n"
-
-
 def test_a_failing_publication_is_told_once_and_training_goes_on(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -407,108 +234,6 @@ def test_a_failing_publication_is_told_once_and_training_goes_on(
         scrape(exporter)
     exporter.publish(record(7))
     assert value(exporter, "sgt_telemetry_failures_total") == 7
-
-
-def test_an_exporter_whose_thread_died_says_so(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    exporter = start()
-    logging.getLogger("sgt_ds").propagate = True
-    assert exporter._server is not None
-    exporter._server._server.shutdown()
-    for step in range(1, 4):
-        exporter.observe_step(step, 0.1)
-    assert [r.message for r in caplog.records if "no longer served" in r.message] != []
-    assert len(caplog.records) == 1
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a CA, a server's and a client's certificate, and a stranger's."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is missing; run tests/install_services.sh")
-    folder = tmp_path_factory.mktemp("tls")
-
-    def run(*arguments: str) -> None:
-        subprocess.run([openssl, *arguments], cwd=folder, check=True, capture_output=True)
-
-    def authority_of(name: str) -> None:
-        run(
-            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", f"/CN={name}", "-keyout", f"{name}-key.pem", "-out", f"{name}.pem"),
-            *("-addext", "keyUsage=critical,keyCertSign,digitalSignature"),
-        )
-
-    authority_of("ca")
-    authority_of("stranger")
-    (folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
-    for name in ("server", "renewed", "client"):
-        run(
-            *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
-            *("-keyout", f"{name}-key.pem", "-out", f"{name}.csr"),
-        )
-        run(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca-key.pem"),
-            *("-CAcreateserial", "-days", "2", "-extfile", "san", "-out", f"{name}.pem"),
-        )
-    return folder
-
-
-def tls_subject(exporter: Exporter, folder: Path, client: str | None) -> str:
-    """Scrape over TLS; returns the common name of the server's certificate."""
-    context = ssl.create_default_context(cafile=folder / "ca.pem")
-    if client is not None:
-        context.load_cert_chain(folder / f"{client}.pem", folder / f"{client}-key.pem")
-    with (
-        socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as raw,
-        context.wrap_socket(raw, server_hostname="127.0.0.1") as tls,
-    ):
-        subject = tls.getpeercert()
-        tls.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        answer = b""
-        while piece := tls.recv(65536):
-            answer += piece
-        assert b"sgt_run_info" in answer
-    assert subject is not None
-    return str(dict(pair for (pair,) in subject["subject"])["commonName"])  # type: ignore[misc]
-
-
-def test_tls_serves_only_clients_that_the_ca_signed(start: Start, authority: Path) -> None:
-    own = shutil.copy(authority / "server.pem", authority / "current.pem")
-    key = shutil.copy(authority / "server-key.pem", authority / "current-key.pem")
-    config = TelemetryConfig(
-        port=free_ports(), certificate=own, private_key=key, client_ca=authority / "ca.pem"
-    )
-    exporter = start(config)
-    # One that connects and never shakes hands must not keep the others out.
-    with socket.create_connection(("127.0.0.1", exporter.port)):
-        assert tls_subject(exporter, authority, "client") == "server"
-        for stranger in (None, "stranger"):
-            with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
-                tls_subject(exporter, authority, stranger)
-        with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
-            scrape(exporter)  # plain HTTP
-        # A certificate that is renewed on disk is served without a restart.
-        shutil.copy(authority / "renewed.pem", own)
-        shutil.copy(authority / "renewed-key.pem", key)
-        assert tls_subject(exporter, authority, "client") == "renewed"
-
-
-def test_a_certificate_that_does_not_load_is_one_clear_error(
-    start: Start, authority: Path, tmp_path: Path
-) -> None:
-    wrong_key = authority / "client-key.pem"
-    config = TelemetryConfig(
-        port=free_ports(), certificate=authority / "server.pem", private_key=wrong_key
-    )
-    with pytest.raises(UserError, match=r"telemetry\.certificate"):
-        start(config)
-    absent = config.model_copy(
-        update={"private_key": authority / "server-key.pem", "client_ca": tmp_path / "absent"}
-    )
-    with pytest.raises(UserError, match=r"telemetry\.client_ca"):
-        start(absent)
 
 
 def test_the_reference_page_is_what_the_table_says() -> None:

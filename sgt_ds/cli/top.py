@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, real_number
+from sgt_ds.errors import SgtError, UserError
+
+if TYPE_CHECKING:
+    from sgt_ds.report import Access
+
+PASSWORD_VARIABLE = "SGT_PASSWORD"
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -13,7 +22,8 @@ def register(commands: Subparsers[Parser]) -> None:
         commands,
         "top",
         "Show a run in the terminal: phase, loss, entropies, loops, time left.",
-        "sgt-ds top runs/573m-sgt\n  sgt-ds top node1:9400 --once",
+        "sgt-ds top runs/573m-sgt\n  sgt-ds top node1:9400 --once\n"
+        "  sgt-ds top https://node1:9400 --ca-file tls/ca.pem --user sgt --password-file tls/password",
         show,
     )
     parser.add_argument(
@@ -27,6 +37,17 @@ def register(commands: Subparsers[Parser]) -> None:
         metavar="SECONDS",
         help="time between two looks (default: 2)",
     )
+    asked = parser.add_argument_group("what exporters ask for (a run directory tells its own)")
+    asked.add_argument("--ca-file", type=Path, metavar="PEM", help="authority that signed theirs")
+    asked.add_argument("--cert", type=Path, metavar="PEM", help="certificate to show them")
+    asked.add_argument("--key", type=Path, metavar="PEM", help="key of --cert")
+    asked.add_argument("--user", metavar="NAME", help="name of basic authentication")
+    asked.add_argument(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help=f"its first line is the password (default: the variable {PASSWORD_VARIABLE})",
+    )
 
 
 def show(options: argparse.Namespace) -> None:
@@ -35,10 +56,9 @@ def show(options: argparse.Namespace) -> None:
     import sys
     import time
 
-    from sgt_ds.errors import SgtError, UserError
     from sgt_ds.report import open_source, render
 
-    source = open_source(options.run)
+    source = open_source(options.run, _access(options))
     plain = "utf" not in (sys.stdout.encoding or "").lower()
     if options.once:
         print(render(source.read(), plain=plain), end="")
@@ -60,3 +80,28 @@ def show(options: argparse.Namespace) -> None:
                 trouble = f"\n{str(error)[:columns]}\n"
     except KeyboardInterrupt:
         print()
+
+
+def _access(options: argparse.Namespace) -> Access:
+    from sgt_ds.report import Access
+
+    if options.key is not None and options.cert is None:
+        raise UserError("--key", None, "goes with --cert; give both")
+    password, file = os.environ.get(PASSWORD_VARIABLE), options.password_file
+    if file is not None:
+        try:
+            password = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+        except (OSError, ValueError) as error:
+            raise UserError(file, None, f"cannot be read ({error}); give a text file") from None
+    if options.user is not None and not password:
+        mend = f"goes with --password-file, or the variable {PASSWORD_VARIABLE}; give one"
+        raise UserError("--user", None, mend)
+    if options.user is None and file is not None:
+        raise UserError("--password-file", None, "goes with --user; give it too")
+    return Access(
+        ca_file=options.ca_file,
+        certificate=options.cert,
+        private_key=options.key,
+        username=options.user,
+        password=password,
+    )

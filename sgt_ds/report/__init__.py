@@ -1,5 +1,6 @@
 """What a person reads of a run without Grafana: the terminal view, and the HTML report."""
 
+from sgt_ds.report.access import Access
 from sgt_ds.report.history import RunHistory, read_histories, read_history
 from sgt_ds.report.html import MOST_RUNS, html_report
 from sgt_ds.report.sources import DirectorySource, ExporterSource, Source, open_source
@@ -8,6 +9,7 @@ from sgt_ds.report.view import LayerView, RankView, RunView
 
 __all__ = [
     "MOST_RUNS",
+    "Access",
     "DirectorySource",
     "ExporterSource",
     "LayerView",

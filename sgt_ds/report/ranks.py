@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from sgt_ds.report.access import Access, NoAnswer
 from sgt_ds.report.view import RankView
 
 # A look at the terminal must not weigh on a large run, nor wait for hosts that are gone.
@@ -36,8 +35,8 @@ class Ranks:
     `scheme`: http or https.
     """
 
-    def __init__(self, targets: Callable[[], str | None], scheme: str = "http") -> None:
-        self._targets, self._scheme = targets, scheme
+    def __init__(self, targets: Callable[[], str | None], scheme: str, access: Access) -> None:
+        self._targets, self._scheme, self._access = targets, scheme, access
         self._ask_again, self._known = 0.0, 0
         self._found: list[RankView] = []
 
@@ -56,16 +55,14 @@ class Ranks:
 
     def _ask(self, rank: int, address: str) -> RankView:
         try:
-            url = f"{self._scheme}://{address}/metrics"
-            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
-                text = answer.read().decode()
+            text = self._access.fetch(f"{self._scheme}://{address}/metrics", TIMEOUT_SECONDS)
             values = {
                 _WANTED[sample.name]: sample.value
                 for family in text_string_to_metric_families(text)
                 for sample in family.samples
                 if sample.name in _WANTED
             }
-        except (OSError, http.client.HTTPException, ValueError):
+        except (NoAnswer, ValueError):
             return RankView(rank)
         return _view(rank, values)
 

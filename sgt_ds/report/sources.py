@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +15,7 @@ from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.growth import DecisionLine, Header, Measurement, State, build_policy, read_journal
 from sgt_ds.progress import duration
+from sgt_ds.report.access import Access, NoAnswer, access_of_run
 from sgt_ds.report.ranks import Ranks
 from sgt_ds.report.rows import add_row, parsed
 from sgt_ds.report.view import LayerView, RunView
@@ -37,32 +35,33 @@ class Source(Protocol):
         """Raises: UserError where the source cannot be read."""
 
 
-def open_source(target: str) -> Source:
+def open_source(target: str, access: Access | None = None) -> Source:
     """The source that a user named: a run directory, HOST:PORT, or a URL.
 
+    `access`: what its exporters ask for; a run directory's own run.yaml tells the rest.
     Raises: UserError where it is none of them.
     """
-    path = Path(target)
+    path, access = Path(target), access or Access()
     if path.is_dir():
-        return DirectorySource(path)
+        return DirectorySource(path, access)
     if re.fullmatch(r"https?://\S+", target):
-        return ExporterSource(target)
+        return ExporterSource(target, access)
     if not path.exists() and re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", target):
-        return ExporterSource(f"http://{target}")
+        return ExporterSource(f"{'https' if access.is_tls else 'http'}://{target}", access)
     raise UserError(target, None, "is no run directory; give one, or HOST:PORT of an exporter")
 
 
 class DirectorySource:
     """Reads metrics.jsonl and the growth journal of a run that may be running."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, access: Access) -> None:
         self._layout = RunLayout(run_dir)
         self._name = run_dir.resolve().name
         self._offset = 0
         self._rows: list[dict[str, Any]] = []
         self._journal: tuple[Header | None, list[Measurement], State | None] = (None, [], None)
         self._read_again = 0.0
-        self._ranks = Ranks(self._targets)
+        self._ranks = Ranks(self._targets, *access_of_run(access, run_dir))
 
     def read(self) -> RunView:
         """The run as its files stand now."""
@@ -151,11 +150,11 @@ class DirectorySource:
 class ExporterSource:
     """Scrapes rank 0's exporter; remembers the losses that it saw."""
 
-    def __init__(self, url: str) -> None:
-        self._target = url
+    def __init__(self, url: str, access: Access) -> None:
+        self._target, self._access = url, access
         self._url = url if url.rstrip("/").endswith("/metrics") else url.rstrip("/") + "/metrics"
         self._losses: dict[float, float] = {}
-        self._ranks = Ranks(self._targets, url.partition("://")[0])
+        self._ranks = Ranks(self._targets, url.partition("://")[0], access)
 
     def read(self) -> RunView:
         """The run as its exporter tells it now."""
@@ -195,18 +194,15 @@ class ExporterSource:
     def _targets(self) -> str | None:
         url = self._url.removesuffix("/metrics") + "/targets"
         try:
-            with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_SECONDS) as answer:
-                return str(answer.read().decode())
-        except (OSError, http.client.HTTPException, ValueError):
+            return self._access.fetch(url, SCRAPE_TIMEOUT_SECONDS)
+        except NoAnswer:
             return None  # of a version that serves none
 
     def _scrape(self) -> str:
         try:
-            with urllib.request.urlopen(self._url, timeout=SCRAPE_TIMEOUT_SECONDS) as answer:
-                return str(answer.read().decode())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
-            mend = f"does not answer as an exporter ({reason}); check host, port, and that it runs"
+            return self._access.fetch(self._url, SCRAPE_TIMEOUT_SECONDS)
+        except NoAnswer as silence:
+            mend = f"does not answer as an exporter ({silence}); check host, port, and that it runs"
             raise UserError(self._target, None, mend) from None
 
 
