@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -12,11 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import runs
 
 from sgt_ds.launch import watch
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.heartbeats import Beat
 from sgt_ds.training import heartbeat
+from sgt_ds.training.heartbeat import LostPeer, NotMet
 
 
 def beat(rank: int, part: str = "reduce", count: int = 20, **values: object) -> Beat:
@@ -76,6 +79,8 @@ def test_who_lost_a_peer_is_not_who_died() -> None:
         [beats[0], beats[1], failed]
     )
     assert heartbeats.deaths([(beat(0, end="done"), 0)]) == ""
+    orphaned = [(beat(0, end="done"), 0), (beat(2, end=heartbeats.LAUNCHER_GONE), 0)]
+    assert heartbeats.deaths(orphaned) == "what launched the ranks on host-1 died; all ended"
 
 
 def test_files_are_read_whole_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
@@ -217,14 +222,14 @@ CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:
 
 
 @pytest.mark.parametrize(
-    ("said", "ranks", "part", "lost"),
+    ("said", "ranks", "part", "raises"),
     [
-        (CLOSED, 2, "reduce", True),
-        ("NCCL error, remote process exited or there was a network error", 2, "reduce", True),
-        ("NCCL error, invalid usage (run with NCCL_DEBUG=WARN for details)", 2, "reduce", False),
-        ("CUDA error: the launch timed out and was terminated", 2, "reduce", False),
-        (CLOSED, 1, "reduce", False),
-        (CLOSED, 2, "start", False),
+        (CLOSED, 2, "reduce", LostPeer),
+        ("NCCL error, remote process exited or there was a network error", 2, "reduce", LostPeer),
+        ("NCCL error, invalid usage (run with NCCL_DEBUG=WARN)", 2, "reduce", RuntimeError),
+        ("CUDA error: the launch timed out and was terminated", 2, "reduce", RuntimeError),
+        (CLOSED, 1, "reduce", RuntimeError),
+        (CLOSED, 2, "start", NotMet),
     ],
 )
 def test_another_rank_is_blamed_only_where_the_cause_says_so(
@@ -234,21 +239,46 @@ def test_another_rank_is_blamed_only_where_the_cause_says_so(
     said: str,
     ranks: int,
     part: str,
-    lost: bool,
+    raises: type[Exception],
 ) -> None:
     monkeypatch.setattr(heartbeat.log, "propagate", True)
     heart = heartbeat.Heartbeat(tmp_path, 0, world_size=ranks, hang_seconds=60, patient_seconds=60)
     heart.enter(part)
     with (
-        pytest.raises(heartbeat.LostPeer if lost else RuntimeError) as raised,
+        pytest.raises(raises) as raised,
         heartbeat.lost_peers_told(heart),
     ):
         raise RuntimeError(said)
-    if lost:
+    if raises is not RuntimeError:
         assert said.splitlines()[0] in str(raised.value)
         assert "\n" not in str(raised.value)
         assert str(raised.value.__cause__) == said
         assert said in caplog.text
+
+
+def test_ranks_that_do_not_meet_end_in_a_librarys_traceback(tmp_path: Path) -> None:
+    """Where the ranks should meet, somebody hangs up on the second of two."""
+    with socket.socket() as meeting:
+        meeting.bind(("127.0.0.1", 0))
+        meeting.listen()
+        places = {
+            **{"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+            "MASTER_PORT": str(meeting.getsockname()[1]),
+        }
+        rank = subprocess.Popen(
+            runs.single(runs.write_run(tmp_path / "run.yaml", tmp_path)),
+            env={**runs.environment(), **places},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        meeting.settimeout(120)
+        meeting.accept()[0].close()
+    said = rank.communicate(timeout=120)[1]
+    assert rank.returncode == 1
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if line.startswith("sgt-ds train: ")]
+    assert "did not meet the other ranks, or lost one that was starting: " in line
 
 
 def test_a_slow_machine_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

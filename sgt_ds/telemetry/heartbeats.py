@@ -18,6 +18,10 @@ from pathlib import Path
 HANG_FILE = "hang.txt"
 SUPERVISOR_FILE = "supervisor"
 
+# Words of a rank's end that are no failure of its own.
+DONE = "done"
+LAUNCHER_GONE = "its launcher has gone"
+
 
 @dataclass(frozen=True, slots=True)
 class Beat:
@@ -159,16 +163,19 @@ def hang(
 def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
     """Of a launch whose processes have all ended: which ranks fell first, and where. '' if none did.
 
-    A rank that was killed left no word; one that failed by itself said why; the others lost a peer.
+    A rank that was killed left no word; one that failed by itself said why; the others lost a peer,
+    or ended well because some saw their launcher gone.
     """
     known = [beat for beat, _ in beats]
-    failed = [beat for beat in known if beat.end and not beat.blames_peer and beat.end != "done"]
+    well = (DONE, LAUNCHER_GONE)
+    failed = [beat for beat in known if beat.end and not beat.blames_peer and beat.end not in well]
     if failed:
         first = failed[0]
         return f"{first.name} failed in {first.place}: {first.end}"
     gone = [beat for beat in known if not beat.end]
+    left = sorted({beat.host for beat in known if beat.end == LAUNCHER_GONE})
     if not gone:
-        return ""
+        return f"what launched the ranks on {', '.join(left)} died; all ended" if left else ""
     if len(gone) == len(known) > 1:
         return f"all {len(known)} ranks died, last seen in {gone[0].place}"
     return f"{', '.join(beat.name for beat in gone)} died, last seen in {gone[0].place}"

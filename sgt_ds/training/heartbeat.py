@@ -62,6 +62,10 @@ class LostPeer(SgtError):
     """A rank that this one talks to has gone."""
 
 
+class NotMet(SgtError):
+    """Ranks did not meet at the start, or one went meanwhile: who is to blame can't be told."""
+
+
 class Heartbeat:
     """Writes where this rank stands; ends the process where one part takes longer than it may.
 
@@ -120,7 +124,10 @@ class Heartbeat:
     ) -> None:
         self._over.set()
         self._thread.join(timeout=self._every)
-        self._end = "done" if error is None else " ".join(f"{error}".split())[:300] or repr(error)
+        if error is None:
+            self._end = heartbeats.LAUNCHER_GONE if self._launcher_ended else heartbeats.DONE
+        else:
+            self._end = " ".join(f"{error}".split())[:300] or repr(error)
         self._blames_peer = isinstance(error, LostPeer)
         with suppress(OSError):
             self._write()
@@ -131,9 +138,14 @@ class Heartbeat:
         return self._launcher_ended or self._unminded_seconds > SUPERVISOR_SECONDS
 
     @property
-    def has_peers(self) -> bool:
-        """Whether a collective's failure can be that of another rank that was there before."""
-        return not self._alone and self._part != "start"
+    def is_alone(self) -> bool:
+        """Whether there is no other rank."""
+        return self._alone
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether this rank joins, builds or loads: another one may never have been there."""
+        return self._part == "start"
 
     @property
     def own_name(self) -> str:
@@ -274,15 +286,22 @@ class Heartbeat:
 
 @contextmanager
 def lost_peers_told(heartbeat: Heartbeat) -> Iterator[None]:
-    """Raises: LostPeer, one line, where a collective failed because another rank has gone."""
+    """Raises: LostPeer, one line, where a collective failed because another rank has gone; NotMet,
+    one line, where ranks were still starting.
+    """
     try:
         yield
     except RuntimeError as error:  # gloo's and NCCL's errors are nothing narrower
         said = str(error).strip()
-        if not heartbeat.has_peers or not any(sign in said.lower() for sign in _SIGNS_OF_LOSS):
+        if heartbeat.is_alone or not any(sign in said.lower() for sign in _SIGNS_OF_LOSS):
             raise
         log.warning("%s: %s", heartbeat.place, said)
         cause = said.splitlines()[0][:300]
+        if heartbeat.is_starting:
+            raise NotMet(
+                f"{heartbeat.own_name} did not meet the other ranks, or lost one that was "
+                f"starting: {cause}"
+            ) from error
         raise LostPeer(
             f"{heartbeat.own_name} lost another rank in {heartbeat.place}: {cause}"
         ) from error
