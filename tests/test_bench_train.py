@@ -78,6 +78,7 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
         assert run["growth_collective_seconds"] > 0
         assert run["checkpoint_seconds"] > 0
         assert run["rank_spread_ratio"] >= 0
+        assert not (scratch / name / "checkpoints").exists()
 
     seconds = document["collectives"]["2"]
     assert seconds["large_bytes"] == 4 * setting["bucket_elements"]

@@ -37,7 +37,6 @@ NOT_IDENTITY = frozenset(
         "training.log_every",
         "training.activation_checkpointing",
         "training.compile",
-        "training.compile_ahead",
         "training.compile_cache",
         "training.max_skipped_steps",
         "training.compare_ranks_every",

@@ -125,8 +125,6 @@ class TrainingConfig(Section):
     """Recompute each block in the backward pass instead of keeping its activations."""
     compile: bool = True
     """Compile each block with torch.compile."""
-    compile_ahead: bool = False
-    """Compile the kinds of block that growth may need at the start, the ranks of a host together."""
     compile_cache: Path | None = None
     """Folder that keeps what was compiled for a later start on another machine or in a new
     container; all hosts read it. It holds code: let nobody write there whom you would not let train.
@@ -175,7 +173,8 @@ class CheckpointConfig(Section):
     keep_best: bool = False
     """Keep the one of lowest validation loss too; every checkpoint is validated then."""
     background: bool = True
-    """Write while training goes on; each rank holds a copy of its share in host memory."""
+    """Write while training goes on; each rank holds a copy of its share in host memory, which CUDA's
+    page-locked memory may round up to twice its size."""
 
 
 class WandbConfig(Section):

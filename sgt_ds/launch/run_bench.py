@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -220,7 +221,9 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
             + (told or " | ".join(said[-LAST_LINES:]))
             + f"; all of its output: {output}"
         )
-    return _figures(wish, chosen.name, ranks, repeat, directory, scraper)
+    figures = _figures(wish, chosen.name, ranks, repeat, directory, scraper)
+    shutil.rmtree(RunLayout(directory).checkpoints)  # tens of gigabytes, of no more use
+    return figures
 
 
 def _launcher(ranks: int) -> list[str]:

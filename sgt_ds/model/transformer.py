@@ -139,9 +139,15 @@ class Transformer(nn.Module):
         entropies: list[Tensor] = []
         for layer, module in enumerate(self.blocks):
             weights = cast(Block, module).weights()
-            x, sums = self._run(
-                run_block, x, weights, cos, sin, eps, loops.get(layer), measure, documents
-            )
+            arguments = (x, weights, cos, sin, eps, loops.get(layer), measure, documents)
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                # There is no dropout, so no random state to bring back; the entropies are those
+                # of the first run, what the second computes is dropped.
+                x, sums = checkpoint(
+                    run_block, *arguments, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x, sums = run_block(*arguments)
             if sums is not None:
                 entropies.append(sums)
         entropy = torch.stack(entropies) if measure else None
@@ -149,36 +155,6 @@ class Transformer(nn.Module):
             logits = logits_of(x, self.norm.weight, self.lm_head.weight, eps)
             return Output(None, logits, entropy)
         return Output(self._loss_of(x, targets), None, entropy)
-
-    def compile_ahead(
-        self, sequences: int, positions: int, loop: LoopInputs | None, *, measure: bool
-    ) -> None:
-        """Compile a kind of block before an update needs it, by running it on made-up inputs.
-
-        Forward and backward where gradients are on. No weight and no gradient changes.
-        """
-        weight = self.embedding.weight
-        # Parameters of the same storage: what a training engine has hooked on the real ones stays out.
-        own = cast(Block, self.blocks[0]).weights()
-        weights = BlockWeights(*(nn.Parameter(part.detach()) for part in own))
-        shape = (sequences, positions, self.config.hidden_size)
-        x = weight.new_zeros(shape).requires_grad_(torch.is_grad_enabled())
-        cos, sin = self._rope.at(positions, weight.device)
-        out, _ = self._run(
-            _compiled(block), x, weights, cos, sin, self.config.rms_norm_eps, loop, measure, None
-        )
-        if torch.is_grad_enabled():
-            torch.autograd.backward(out, torch.zeros_like(out))
-
-    def _run(self, run_block: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor | None]:
-        if self.activation_checkpointing and torch.is_grad_enabled():
-            # There is no dropout, so no random state to bring back; the entropies are those
-            # of the first run, what the second computes is dropped.
-            return cast(
-                tuple[Tensor, Tensor | None],
-                checkpoint(run_block, *arguments, use_reentrant=False, preserve_rng_state=False),
-            )
-        return cast(tuple[Tensor, Tensor | None], run_block(*arguments))
 
     def _loss_of(self, x: Tensor, targets: Tensor) -> Tensor:
         compiled = self.compile_blocks

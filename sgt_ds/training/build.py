@@ -22,7 +22,7 @@ from sgt_ds.growth import (
 )
 from sgt_ds.model import Transformer
 from sgt_ds.telemetry import peak_flops
-from sgt_ds.training.compiling import CompileCache, compile_ahead
+from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, build_engine
 from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.evaluation import build_evaluation
@@ -107,9 +107,6 @@ def build_trainer(
     parts = StepParts(ranks.device, heartbeat.enter)
     parts.time_reduction(engine)
     heartbeat.enter("start")
-    if training.compile_ahead:
-        compile_ahead(engine.module, config, ranks)
-        heartbeat.enter("start")
     loader = Loader(
         data.train,
         sequence_length=data.sequence_length,

@@ -1,128 +1,110 @@
-"""Compiling before growth needs it, and what was compiled kept for the next start. Knows no step.
+"""What torch compiled, kept for the next start. Knows no model and no step.
 
-torch keeps compiled graphs in a folder of each host, which a new machine or container does not
-have. A kept file holds them all: it is whole or absent, and every host may read it.
+torch keeps what it compiled in a folder of each host, which a new machine or container does not
+have, and which hosts must not share. A kept file holds all of it, whole or absent, for all hosts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
-import time
-from collections.abc import Iterator
+import stat
+import tempfile
+import zipfile
+import zlib
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from sgt_ds.config import RunConfig
+from sgt_ds.errors import UserError
 from sgt_ds.files import atomic_writer
-from sgt_ds.flops import plan
-from sgt_ds.growth import Passes
-from sgt_ds.model import LoopInputs, Transformer, loop_inputs
 from sgt_ds.training.engine import Ranks
 
 log = logging.getLogger("sgt_ds")
 
-_DIGEST_BYTES = hashlib.sha256().digest_size
+_TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+# Triton's kernels lie in torch's graphs as well.
+_LEFT_OUT = frozenset({"locks", "triton"})
 
 
 class CompileCache:
-    """One file of compiled graphs, for one version of torch and one kind of device."""
+    """One file of all that was compiled, for one version of torch and one kind of device."""
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         cuda = ranks.device.type == "cuda"
         device = torch.cuda.get_device_name(ranks.device) if cuda else "cpu"
         name = re.sub(r"[^\w.+-]+", "-", f"torch-{torch.__version__}-{device}")
-        self.file = folder / f"{name}.compiled"
+        self.file = folder / f"{name}.zip"
         self._ranks = ranks
         self._kept = _compiled_here()
 
     def load(self) -> None:
-        """Hand torch what an earlier start compiled; one rank of each host reads. Collective."""
+        """Let torch compile into a folder of this cache's own, with what the file holds in it.
+
+        One rank of each host unpacks. Collective. Raises: UserError where there is no such folder.
+        """
+        own = hashlib.sha256(str(self.file.resolve()).encode()).hexdigest()[:16]
+        local = Path(os.environ.setdefault(_TORCH_FOLDER, str(_private_folder() / own)))
         if self._ranks.local_rank == 0:
             try:
-                content = self.file.read_bytes()
+                with zipfile.ZipFile(self.file) as kept:
+                    _unpack(kept, local)
             except FileNotFoundError:
-                content = b""
-            except OSError as error:
-                log.warning("%s cannot be read (%s); compiling anew", self.file, error.strerror)
-                content = b""
-            digest, artifacts = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            if artifacts and hashlib.sha256(artifacts).digest() != digest:
-                log.warning("%s is damaged; compiling anew", self.file)
-            elif artifacts:
-                torch.compiler.load_cache_artifacts(artifacts)
+                pass
+            except (OSError, zipfile.BadZipFile, zlib.error) as error:
+                log.warning("%s cannot be read (%s); compiling anew", self.file, error)
         dist.barrier(group=self._ranks.host_group)
 
     def keep(self) -> None:
-        """Write the file where this process has compiled anything since it was last written."""
+        """Write the file where this process has compiled anything since it was last written.
+
+        While no rank compiles: one that does would leave half a file.
+        """
         compiled = _compiled_here()
         if not self._ranks.is_main or compiled == self._kept:
             return
-        found = torch.compiler.save_cache_artifacts()
-        if found is None:
-            return
-        artifacts, _ = found
+        local = Path(os.environ[_TORCH_FOLDER])
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_writer(self.file) as stream:
-                stream.write(hashlib.sha256(artifacts).digest() + artifacts)
+            with (
+                atomic_writer(self.file) as stream,
+                zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as kept,
+            ):
+                for path in sorted(local.rglob("*")):
+                    name = path.relative_to(local)
+                    if path.is_file() and name.parts[0] not in _LEFT_OUT and path.suffix != ".tmp":
+                        kept.write(path, name)
         except OSError as error:  # costs time at the next start, and nothing else
-            log.warning("%s cannot be written (%s)", self.file, error.strerror)
+            log.warning("%s cannot be written (%s)", self.file, error)
         self._kept = compiled
 
 
-def compile_ahead(model: Transformer, config: RunConfig, ranks: Ranks) -> None:
-    """Compile the kinds of block that the run may need, on this rank.
-
-    Ranks of a host begin at different kinds and find in torch's folder what another has compiled.
-    """
-    data, training = config.data, config.training
-    if not training.compile or data.document_mask:
-        return
-    kinds = list(_coming_kinds(config))
-    first = ranks.local_rank % len(kinds)
-    started = time.perf_counter()
-    for passes, measure in kinds[first:] + kinds[:first]:
-        loop: LoopInputs | None = None
-        if passes is not None:
-            loop = loop_inputs({0: passes}, ranks.device)[0]
-        model.compile_ahead(training.micro_batch_size, data.sequence_length, loop, measure=measure)
-    seconds = time.perf_counter() - started
-    log.info("%d kinds of block compiled ahead in %.1f s", len(kinds), seconds)
+def _private_folder() -> Path:
+    """Where this user's compiled code lies on this host: what is in it is run."""
+    folder = Path(tempfile.gettempdir()) / f"sgt-ds-compiled-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise UserError(
+            folder, None, f"is not this user's alone; remove it, or set {_TORCH_FOLDER}"
+        )
+    return folder
 
 
-def _coming_kinds(config: RunConfig) -> Iterator[tuple[Passes | None, bool]]:
-    """Passes of a layer, and whether entropies are measured: one of each that has its own graph."""
-    data, training = config.data, config.training
-    planned = plan(
-        config.model,
-        config.method,
-        config.growth,
-        sequence_length=data.sequence_length,
-        global_batch_size=training.global_batch_size,
-        steps=training.steps,
-    )
-    looping: dict[object, Passes | None] = {None: None}
-    for case in planned.cases.values():
-        for segment, _ in case.segments:
-            for passes in segment.passes.values():
-                heads = passes.head_count(config.model.num_heads)
-                graph = (
-                    passes.depth,
-                    passes.scope,
-                    passes.heads is None,
-                    heads,
-                    passes.scale is None,
-                )
-                looping.setdefault(graph, passes)
-    for kind in looping.values():
-        yield kind, True
-        if config.growth.entropy_every > 1:
-            yield kind, False
+def _unpack(kept: zipfile.ZipFile, folder: Path) -> None:
+    """Write the members that are not there yet, each whole or not at all; their CRCs are checked."""
+    for member in kept.infolist():
+        path = folder / member.filename
+        if folder not in path.resolve().parents or path.exists():
+            continue
+        content = kept.read(member)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_writer(path) as stream:
+            stream.write(content)
 
 
 def _compiled_here() -> int:

@@ -225,6 +225,8 @@ class Trainer:
             state = self.state_dict()  # brings the journal to here: resume cuts it back to here
         journal = self.growth.journal
         with self.parts.host("checkpoint"):
+            if self.compiled is not None:
+                self.compiled.keep()
             self.checkpoints.save(
                 self.clock.step,
                 state,
@@ -342,8 +344,6 @@ class Trainer:
         with self.parts.host("growth"):
             self.growth.flush()
         self._publish_rank()
-        if self.compiled is not None:
-            self.compiled.keep()
         now, (then, tokens_then) = time.perf_counter(), self._last_logged
         self._last_logged = (now, self.clock.tokens)
         speed = (self.clock.tokens - tokens_then) / (now - then)
