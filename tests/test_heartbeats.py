@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import runs
+from torch.distributed import TCPStore
 
 from sgt_ds.launch import watch
 from sgt_ds.telemetry import heartbeats
@@ -257,24 +257,28 @@ def test_another_rank_is_blamed_only_where_the_cause_says_so(
 
 
 def test_ranks_that_do_not_meet_end_in_a_librarys_traceback(tmp_path: Path) -> None:
-    """Where the ranks should meet, somebody hangs up on the second of two."""
-    with socket.socket() as meeting:
-        meeting.bind(("127.0.0.1", 0))
-        meeting.listen()
-        places = {
-            **{"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
-            "MASTER_PORT": str(meeting.getsockname()[1]),
-        }
-        rank = subprocess.Popen(
-            runs.single(runs.write_run(tmp_path / "run.yaml", tmp_path)),
-            env={**runs.environment(), **places},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        meeting.settimeout(120)
-        meeting.accept()[0].close()
-    said = rank.communicate(timeout=120)[1]
+    """The second of two comes to where the ranks meet, and the first one goes."""
+    meeting = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    places = {
+        **{"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+        "MASTER_PORT": str(meeting.port),
+    }
+    rank = subprocess.Popen(
+        runs.single(runs.write_run(tmp_path / "run.yaml", tmp_path)),
+        env={**runs.environment(), **places},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        alone, deadline = meeting.num_keys(), time.monotonic() + 120
+        while meeting.num_keys() == alone and time.monotonic() < deadline:
+            time.sleep(0.1)
+        del meeting
+        said = rank.communicate(timeout=120)[1]
+    finally:
+        runs.end(rank)
     assert rank.returncode == 1
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if line.startswith("sgt-ds train: ")]
