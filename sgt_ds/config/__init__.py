@@ -3,6 +3,7 @@
 from sgt_ds.config.deepspeed import (
     Precision,
     accumulation_steps,
+    brought_along,
     precision_of,
     read_deepspeed_json,
     resolve_deepspeed,
@@ -54,6 +55,7 @@ __all__ = [
     "TrainingConfig",
     "WandbConfig",
     "accumulation_steps",
+    "brought_along",
     "check_run_directory",
     "config_differences",
     "config_hash",

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgt_ds.config import RunConfig, load_run_config
+from sgt_ds.config import RunConfig, brought_along, load_run_config
 from sgt_ds.errors import UserError
 
 RANKS = 2
@@ -16,7 +16,6 @@ SAMPLE_BYTES = 6_000_000
 DEFAULT_WORK_DIR = Path(".demo")
 MASTER_PORT = 29500
 _HERE = Path(__file__).resolve().parent
-_ROOT = _HERE.parents[1]
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,10 @@ class Settings:
         if train != config.data.train[0].path:
             changes.append(f"data.train=[{{path: {train}}}]")
         if not config.deepspeed.exists():
-            changes.append(f"deepspeed={_shortest(_ROOT / config.deepspeed)}")
-            if not (_ROOT / config.deepspeed).exists():
-                raise UserError(config.deepspeed, None, "is missing; run from a checkout")
+            found = brought_along(config.deepspeed)
+            if found is None:
+                raise UserError(config.deepspeed, None, "is missing; install sgt-ds anew")
+            changes.append(f"deepspeed={_shortest(found)}")
         return changes
 
     def config(self) -> RunConfig:
