@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, keep_deepspeed_quiet, print_json
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -49,8 +48,7 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Convert and report."""
-    # No accelerator is needed, and without this DeepSpeed warns that it found none.
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    keep_deepspeed_quiet()
     from sgt_ds.inference import convert
 
     report = convert(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json, whole_number
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    add_group,
+    keep_deepspeed_quiet,
+    print_json,
+    whole_number,
+)
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation import RULES, Metric, Rule, find_tasks
 
@@ -126,7 +133,7 @@ def _register_perplexity(group: Subparsers[Parser]) -> None:
 
 def tasks(options: argparse.Namespace) -> None:
     """Load, score, print."""
-    _keep_deepspeed_quiet()
+    keep_deepspeed_quiet()
     chosen = find_tasks(options.tasks)
     rules: tuple[Rule, ...] = RULES if options.rule == "both" else (_RULE_FLAGS[options.rule],)
     from sgt_ds.evaluation import Suite, load_questions, write_items
@@ -160,7 +167,7 @@ def tasks(options: argparse.Namespace) -> None:
 
 def perplexity(options: argparse.Namespace) -> None:
     """Load, measure, print."""
-    _keep_deepspeed_quiet()
+    keep_deepspeed_quiet()
     from sgt_ds.evaluation import PerplexityProbe, streams_of
     from sgt_ds.inference import load_scored_model
     from sgt_ds.progress import Progress
@@ -227,11 +234,6 @@ def compare(options: argparse.Namespace) -> None:
         print_json({"comparisons": [row.as_json() for row in rows]})
         return
     print(_table(_comparison_rows(rows)))
-
-
-def _keep_deepspeed_quiet() -> None:
-    # Reading a checkpoint needs no accelerator, and without this DeepSpeed warns that it found none.
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def _task_rows(results: list[TaskResult]) -> list[list[str]]:

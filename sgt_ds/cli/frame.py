@@ -93,6 +93,11 @@ def print_json(document: Any) -> None:
     print(json.dumps(document), flush=True)
 
 
+def keep_deepspeed_quiet() -> None:
+    """For verbs that only read checkpoints: else DeepSpeed warns that it found no accelerator."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     """Parse, run the chosen handler, and turn every expected error into one line and a status."""
     options, rest = parser.parse_known_args(arguments)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    keep_deepspeed_quiet,
+    print_json,
+    whole_number,
+)
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -36,7 +42,7 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Import and report."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    keep_deepspeed_quiet()
     from sgt_ds.inference import import_model
 
     report = import_model(

@@ -84,13 +84,14 @@ def show(options: argparse.Namespace) -> None:
 
 def _access(options: argparse.Namespace) -> Access:
     from sgt_ds.report import Access
+    from sgt_ds.telemetry import read_password
 
     if options.key is not None and options.cert is None:
         raise UserError("--key", None, "goes with --cert; give both")
     password, file = os.environ.get(PASSWORD_VARIABLE), options.password_file
     if file is not None:
         try:
-            password = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+            password = read_password(file)
         except (OSError, ValueError) as error:
             raise UserError(file, None, f"cannot be read ({error}); give a text file") from None
     if options.user is not None and not password:

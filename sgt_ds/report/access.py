@@ -7,12 +7,14 @@ import http.client
 import ssl
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from sgt_ds.config import RunLayout, load_run_config
 from sgt_ds.errors import SgtError, UserError
+from sgt_ds.telemetry import read_password
 
 
 class NoAnswer(SgtError):
@@ -96,16 +98,11 @@ def access_of_run(given: Access, run_dir: Path) -> tuple[str, Access]:
     if served is not None and served.is_file() and given.ca_file is None:
         filled = replace(filled, ca_file=served, pinned=True)
     if telemetry.username is not None and given.username is None:
-        password = _first_line(telemetry.password_file)
+        file, password = telemetry.password_file, None
+        with suppress(OSError, ValueError):  # not this viewer's to read: exporters will say so
+            password = None if file is None else read_password(file)
         filled = replace(filled, username=telemetry.username, password=password)
     return "http" if served is None else "https", filled
-
-
-def _first_line(file: Path | None) -> str | None:
-    try:
-        return None if file is None else file.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, ValueError):
-        return None  # not this viewer's to read: the exporters will say that they want one
 
 
 def _wanted(reason: object) -> str:

@@ -2,6 +2,7 @@
 
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.certificate import Certificate
+from sgt_ds.telemetry.credentials import read_password
 from sgt_ds.telemetry.example import full_record
 from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.hardware import HardwareSampler
@@ -28,6 +29,7 @@ __all__ = [
     "heartbeats",
     "own_target",
     "peak_flops",
+    "read_password",
     "targets",
     "tensorboard",
     "wandb",

@@ -24,7 +24,7 @@ class Credentials:
         self._read = self._written()
         if file is not None:
             try:
-                self._password = _first_line(file)
+                self._password = read_password(file)
             except (OSError, ValueError) as error:
                 raise UserError(
                     file, "telemetry.password_file", f"cannot be read ({error}); give a text file"
@@ -55,7 +55,7 @@ class Credentials:
         if self._file is None or written is None or written == self._read:
             return
         try:
-            password = _first_line(self._file)
+            password = read_password(self._file)
         except (OSError, ValueError) as error:
             log.warning("telemetry: %s not readable, old password kept: %s", self._file, error)
             return
@@ -70,5 +70,6 @@ class Credentials:
             return None
 
 
-def _first_line(file: Path) -> str:
+def read_password(file: Path) -> str:
+    """A password: the first line of its file. Raises: OSError, ValueError."""
     return (file.read_text(encoding="utf-8").splitlines() or [""])[0].strip()
