@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sgt_ds.demo.words import with_article
+from sgt_ds.demo.kinds import with_article
 from sgt_ds.demo.world import World
 
 Stage = list[str]

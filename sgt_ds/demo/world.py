@@ -10,6 +10,17 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from sgt_ds.demo.kinds import (
+    Animal,
+    Elder,
+    Person,
+    Place,
+    Spot,
+    Task,
+    Thing,
+    Trouble,
+    Weather,
+)
 from sgt_ds.demo.phrases import expand
 from sgt_ds.demo.words import (
     ANIMALS,
@@ -27,15 +38,6 @@ from sgt_ds.demo.words import (
     TROUBLES,
     VILLAGES,
     WEATHERS,
-    Animal,
-    Elder,
-    Person,
-    Place,
-    Spot,
-    Task,
-    Thing,
-    Trouble,
-    Weather,
 )
 
 T = TypeVar("T")
