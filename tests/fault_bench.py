@@ -314,7 +314,7 @@ def last_step(job: Job) -> int:
 
 def told_step(job: Job) -> int:
     """The newest step that it printed: a run whose disk is full has its rows in memory."""
-    return max((int(step) for step in re.findall(r"^step (\d+)/", job.said(), re.M)), default=0)
+    return max((int(step) for step in re.findall(r"\bstep (\d+)/", job.said())), default=0)
 
 
 def message_of(said: str) -> str:
