@@ -32,7 +32,7 @@ log = logging.getLogger("sgt_ds")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as this rank. Returns the exit status."""
-    joined = False
+    joining = False
     try:
         config, config_file = _configuration(arguments)
         from sgt_ds.training import join_ranks, leave_ranks, lost_peers_told, run
@@ -40,16 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resolve_deepspeed(config, _world_size(), config_file)
         resuming = check_run_directory(config)
         with _heartbeat(config) as heartbeat, lost_peers_told(heartbeat):
+            joining = True
             ranks = join_ranks(config.training.collective_timeout_seconds)
-            joined = True
             heartbeat.enter("start")
             try:
                 run(config, ranks, config_file, heartbeat, resuming=resuming)
             finally:
                 leave_ranks()
     except SgtError as error:
-        # Until the ranks joined, all of them meet the same error; one line is enough.
-        shared = not joined or error.everywhere
+        # Until the ranks join, all of them meet the same error; one line is enough.
+        shared = not joining or error.everywhere
         if not shared or os.environ.get("RANK", "0") == "0":
             print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
         return error.exit_code
