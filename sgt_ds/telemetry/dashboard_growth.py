@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from sgt_ds.telemetry.dashboard_queries import GROWTH_EVENTS, PHASE, RUN, RUN_HOST_RANK, in_order
+from sgt_ds.telemetry.dashboard_queries import (
+    GROWTH_EVENTS,
+    PHASE,
+    RUN,
+    RUN_HOST_RANK,
+    by_layer,
+    in_order,
+    loop_depth,
+    phases,
+)
 from sgt_ds.telemetry.grafana import Dashboard, Query, Row
 from sgt_ds.telemetry.grafana_panels import (
     heat_over_time,
@@ -13,10 +22,6 @@ from sgt_ds.telemetry.grafana_panels import (
     states,
 )
 from sgt_ds.telemetry.metric import MARGIN_KINDS, RULES, STALL_REASONS
-
-
-def _by_layer(metric: str) -> str:
-    return f"max by (layer) ({in_order('layer', metric, RUN)})"
 
 
 def _by_head(metric: str) -> str:
@@ -73,7 +78,7 @@ _ENTROPY = Row(
             "percentunit",
             "Layer × time: normalized attention entropy, mean over the heads of a layer. Dark: the "
             "layer still attends to everything.",
-            Query(_by_layer("sgt_layer_entropy_ratio"), "layer {{layer}}"),
+            Query(by_layer("sgt_layer_entropy_ratio"), "layer {{layer}}"),
         ),
         matrix(
             "Entropy by head, now",
@@ -88,14 +93,14 @@ _ENTROPY = Row(
             "sci",
             "Layer × time: variance of the entropies of a layer's heads. It rises as heads take "
             "different roles.",
-            Query(_by_layer("sgt_layer_entropy_variance"), "layer {{layer}}"),
+            Query(by_layer("sgt_layer_entropy_variance"), "layer {{layer}}"),
             most=None,
         ),
         many_lines(
             "Entropy of each layer",
             "percentunit",
             "The first heat map as lines, for values that lie close together.",
-            Query(_by_layer("sgt_layer_entropy_ratio"), "layer {{layer}}"),
+            Query(by_layer("sgt_layer_entropy_ratio"), "layer {{layer}}"),
             width=12,
         ),
     ),
@@ -104,13 +109,7 @@ _ENTROPY = Row(
 _LOOPS = Row(
     "Loops",
     (
-        states(
-            "Loop depth by layer",
-            "How many times a layer is re-applied; 0 where it does not loop.",
-            Query(_by_layer("sgt_loop_depth"), "layer {{layer}}"),
-            show_value="auto",
-            most=None,
-        ),
+        loop_depth(height=10),
         states(
             "Looped heads over time",
             "A row for each head that loops or has looped; heads that fade out end here.",
@@ -121,17 +120,13 @@ _LOOPS = Row(
             "none",
             "Layer × head: how many times a head is re-applied; empty where it is not.",
             f"{_by_head('sgt_looped_head')} * on (layer) group_left () "
-            f"{_by_layer('sgt_loop_depth')}",
+            f"{by_layer('sgt_loop_depth')}",
             row="layer",
             column="head",
             most=None,
             depth=True,
         ),
-        states(
-            "Phase over time",
-            "1 while the run is in the phase: warmup, growing, fixed.",
-            Query(f"sgt_growth_phase{{{RUN}}}", "{{phase}}"),
-        ),
+        phases(height=10),
     ),
 )
 

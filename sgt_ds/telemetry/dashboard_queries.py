@@ -1,9 +1,9 @@
-"""What the dashboards share: which run, host and rank are meant, and the queries that several ask."""
+"""What the dashboards share: which run, host and rank are meant, queries and panels."""
 
 from __future__ import annotations
 
-from sgt_ds.telemetry.grafana import Query
-from sgt_ds.telemetry.grafana_panels import stat
+from sgt_ds.telemetry.grafana import Panel, Query
+from sgt_ds.telemetry.grafana_panels import stat, states
 
 RUN = 'run=~"$run"'
 RANKS = 'run=~"$run", host=~"$host", rank=~"$rank"'
@@ -41,6 +41,33 @@ def time_left(selector: str) -> str:
     steps = f"max by (run) (sgt_run_steps{{{selector}}})"
     step = f"max by (run) (sgt_rank_step{{{selector}}})"
     return f"({steps} - {step}) * on (run) run:sgt_step_duration_seconds:mean{{{selector}}}"
+
+
+def loop_depth(height: int) -> Panel:
+    """The panel of each layer's depth."""
+    return states(
+        "Loop depth by layer",
+        "How many times a layer is re-applied; 0 where it does not loop.",
+        Query(by_layer("sgt_loop_depth"), "layer {{layer}}"),
+        show_value="auto",
+        most=None,
+        height=height,
+    )
+
+
+def phases(height: int) -> Panel:
+    """The panel of the growth phase."""
+    return states(
+        "Phase over time",
+        "1 while the run is in the phase: warmup, growing, fixed.",
+        Query(f"sgt_growth_phase{{{RUN}}}", "{{phase}}"),
+        height=height,
+    )
+
+
+def by_layer(metric: str) -> str:
+    """A metric of the run's, one series a layer."""
+    return f"max by (layer) ({in_order('layer', metric, RUN)})"
 
 
 def in_order(label: str, metric: str, selector: str) -> str:

@@ -11,11 +11,12 @@ from sgt_ds.telemetry.dashboard_queries import (
     STEP,
     STEPS,
     age,
-    in_order,
+    loop_depth,
+    phases,
     time_left,
 )
 from sgt_ds.telemetry.grafana import Dashboard, Query, Row
-from sgt_ds.telemetry.grafana_panels import lines, many_lines, stat, states
+from sgt_ds.telemetry.grafana_panels import lines, many_lines, stat
 
 
 def _quantile(quantile: float) -> str:
@@ -99,22 +100,8 @@ _LEARNING = Row(
 _GROWTH = Row(
     "Growth",
     (
-        states(
-            "Loop depth by layer",
-            "How many times a layer is re-applied; 0 where it does not loop.",
-            Query(
-                f"max by (layer) ({in_order('layer', 'sgt_loop_depth', RUN)})", "layer {{layer}}"
-            ),
-            show_value="auto",
-            most=None,
-            height=8,
-        ),
-        states(
-            "Phase over time",
-            "1 while the run is in the phase: warmup, growing, fixed.",
-            Query(f"sgt_growth_phase{{{RUN}}}", "{{phase}}"),
-            height=8,
-        ),
+        loop_depth(height=8),
+        phases(height=8),
     ),
 )
 
