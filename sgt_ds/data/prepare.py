@@ -161,7 +161,7 @@ def _work(
             )
     ordered = [records[number] for number in range(len(files))]
     _check_faults(wish, files, ordered)
-    _finish(wish, tokenizer, ordered, files)
+    _finish(wish, tokenizer, ordered)
     report.count(ordered)
     report.seconds = time.monotonic() - started
     report.documents_per_second = total.documents / report.seconds
@@ -229,9 +229,7 @@ def _check_faults(wish: Preparation, files: list[InputFile], records: list[FileR
         )
 
 
-def _finish(
-    wish: Preparation, tokenizer: Tokenizer, records: list[FileRecord], files: list[InputFile]
-) -> None:
+def _finish(wish: Preparation, tokenizer: Tokenizer, records: list[FileRecord]) -> None:
     """Write the list of damage and the manifests, the main set's last of all."""
     skipped = None
     lines = [

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -99,24 +100,8 @@ def bench_exporter(
     sequence_length: int,
 ) -> ExporterBench:
     """Train `trained` while the series of `served` are scraped `scrapes` times in all, or more."""
-    model = Transformer(trained).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    shape = (micro_batch_size, sequence_length + 1)
-    tokens = torch.randint(trained.vocab_size, shape, device=device)
     parts = StepParts(device, lambda part: None)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with parts.device("forward"):
-            loss = model(tokens[:, :-1], tokens[:, 1:]).loss
-        with parts.device("backward"):
-            loss.backward()
-        with parts.device("optimizer"):
-            optimizer.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        parts.read_passed()
-
+    step = _step_of(trained, device, (micro_batch_size, sequence_length + 1), parts)
     exporter = Exporter(
         TelemetryConfig(port=free_ports()),
         model_wide=True,
@@ -177,6 +162,29 @@ def bench_exporter(
         publish_seconds=publish_seconds,
         publish_ratio=publish_seconds / step_seconds,
     )
+
+
+def _step_of(
+    trained: ModelConfig, device: torch.device, shape: tuple[int, int], parts: StepParts
+) -> Callable[[], None]:
+    """What takes one optimizer step. `shape`: sequences, and tokens of each."""
+    model = Transformer(trained).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    tokens = torch.randint(trained.vocab_size, shape, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with parts.device("forward"):
+            loss = model(tokens[:, :-1], tokens[:, 1:]).loss
+        with parts.device("backward"):
+            loss.backward()
+        with parts.device("optimizer"):
+            optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        parts.read_passed()
+
+    return step
 
 
 def _time_publishing(exporter: Exporter, parts: StepParts, served: ModelConfig) -> float:

@@ -86,23 +86,7 @@ def _measure(
     rounds: int,
     shape: tuple[int, int],
 ) -> SavingBench:
-    transformer = Transformer(model).to(ranks.device)
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": shape[0],
-        "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": 2},
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 10**9,
-    }
-    if dtype == "bf16":
-        settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
-        settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    engine, *_ = deepspeed.initialize(
-        model=transformer,
-        optimizer=build_optimizer(transformer, OptimizerConfig()),
-        config=settings,
-        dist_init_required=False,
-    )
+    engine = _engine(ranks, model, dtype, shape[0])
     tokens = torch.randint(model.vocab_size, (shape[0], shape[1] + 1), device=ranks.device)
 
     def update() -> float:
@@ -163,3 +147,24 @@ def _measure(
         step_seconds=statistics.median(alone),
         step_beside_seconds=statistics.median(during) if during else None,
     )
+
+
+def _engine(ranks: Ranks, model: ModelConfig, dtype: str, micro_batch_size: int) -> Any:
+    transformer = Transformer(model).to(ranks.device)
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    if dtype == "bf16":
+        settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    engine, *_ = deepspeed.initialize(
+        model=transformer,
+        optimizer=build_optimizer(transformer, OptimizerConfig()),
+        config=settings,
+        dist_init_required=False,
+    )
+    return engine
