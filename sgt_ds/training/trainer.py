@@ -291,14 +291,14 @@ class Trainer:
         if validates and self.validation is not None:
             with self.parts.host("validation"):
                 validation_loss = self._validate(self.validation)
-        evaluates = last or step % self.config.evaluation.every == 0
-        if evaluates and self.evaluation is not None:
-            validates = True
+        evaluation = self.evaluation if last or step % self.config.evaluation.every == 0 else None
+        if evaluation is not None:
             with self.parts.host("validation"):
-                self._evaluate(self.evaluation)
+                self._evaluate(evaluation)
         if saves:
             self.save(validation_loss=validation_loss, wait=last)
-        if validates or saves:  # their time is no part of the training's throughput
+        if validates or evaluation is not None or saves:
+            # Their time is no part of the training's throughput.
             self._last_logged = (time.perf_counter(), self.clock.tokens)
             self._publish_rank()
 
@@ -385,7 +385,7 @@ class Trainer:
 
     def _evaluate(self, evaluation: Evaluation) -> None:
         loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
-        scores = evaluation(self.clock.step, loops, lambda: self.heartbeat.enter("validation"))
+        scores = evaluation(self.clock.step, loops)
         self.reports.evaluation(self.clock.step, scores)
 
     def _validate(self, validation: ValidationLoss) -> float:
