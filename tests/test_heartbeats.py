@@ -100,11 +100,14 @@ with Heartbeat(Path(folder), int(rank), hang_seconds=float(limit), patient_secon
     heart.update(0, ())
     heart.update(1, ())
     heart.enter(part)
-    if rank == "0":
+    if rank == "0" and then != "meet":
         heart.enter("reduce")
     print("there", flush=True)
     if then == "wait":
         sys.stdin.readline()
+    elif then == "meet":
+        with heart.waiting():
+            time.sleep(60)
     else:
         time.sleep(60)
 """
@@ -138,6 +141,14 @@ def test_ranks_that_stand_still_end_by_themselves_and_one_tells_why(tmp_path: Pa
         in said
     )
     assert (tmp_path / heartbeats.HANG_FILE).read_text() in said
+
+
+def test_a_wait_within_a_part_that_may_last_is_a_hang(tmp_path: Path) -> None:
+    """As where the network goes while ranks agree on a checkpoint."""
+    both = [rank(tmp_path, number, "meet", part="checkpoint") for number in (0, 1)]
+    said = "".join(process.communicate(timeout=30)[1] for process in both)
+    assert [process.returncode for process in both] == [1, 1]
+    assert "no rank is late: ranks 0, 1 wait in agreement of step 1" in said
 
 
 def test_a_launch_in_the_place_of_one_that_hung_is_left_alone(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -125,13 +126,16 @@ class Saver:
         retention: Retention,
         group: Any = None,
         background: bool = True,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`engine`: DeepSpeed engine. `directory`: on a disk that all ranks share.
 
         `group`: host-side (gloo) process group of all ranks; None means a single process.
+        `waiting`: surrounds every wait for the other ranks.
         """
         self._engine, self._directory, self._group = engine, directory, group
         self._retention, self._background = retention, background
+        self._waiting = waiting
         self._rank, self._world_size = rank_and_size(group)
         self._snapshots = Snapshots()
         self._cancelled = Event()
@@ -172,7 +176,8 @@ class Saver:
                 sequence = self._make_room(step)
             except OSError as error:
                 fault = " ".join(str(error).split())
-        agree_on_save(fault, store.folder_name(step), self._group)
+        with self._waiting():
+            agree_on_save(fault, store.folder_name(step), self._group)
 
         payload = SafePayload(self._snapshots.copy if self._background else lambda value: value)
         self._snapshots.begin()
@@ -186,7 +191,8 @@ class Saver:
         self._snapshots.end()
         background = self._background
         if background:
-            faults = gather(payload.fault, self._group)
+            with self._waiting():
+                faults = gather(payload.fault, self._group)
             full = [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]
             if full:  # then all ranks write at once: none trains on while another still writes
                 background = False
@@ -224,7 +230,8 @@ class Saver:
         entered = time.perf_counter()
         name = store.folder_name(flight.step)
         try:
-            agree_on_save(flight.job.fault, name, self._group)
+            with self._waiting():
+                agree_on_save(flight.job.fault, name, self._group)
         except SaveFailed:
             self._flight = None
             if self._rank == 0:  # on a full disk the half that was written must not stay
@@ -236,11 +243,9 @@ class Saver:
             now = time.perf_counter()
             stall = flight.stall_seconds + now - entered
             return Saved(flight.step, self._directory / name, now - flight.started, stall)
-        files = {
-            file: record
-            for share in gather(flight.written, self._group)
-            for file, record in share.items()
-        }
+        with self._waiting():
+            shares = gather(flight.written, self._group)
+        files = {file: record for share in shares for file, record in share.items()}
         manifest = Manifest(
             flight.step, flight.sequence, self._world_size, files, flight.validation_loss
         )

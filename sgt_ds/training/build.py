@@ -152,12 +152,19 @@ def build_trainer(
         flops=FlopsCounter(config.model, data.sequence_length),
         telemetry=telemetry,
         metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
-        checkpoints=RunCheckpoints(config, ranks, engine, tokenizer=tokenizer, telemetry=telemetry),
+        checkpoints=RunCheckpoints(
+            config,
+            ranks,
+            engine,
+            tokenizer=tokenizer,
+            telemetry=telemetry,
+            waiting=heartbeat.waiting,
+        ),
         requests=Requests(layout, heartbeat),
         heartbeat=heartbeat,
-        validation=_validation(config, ranks, engine),
+        validation=_validation(config, ranks, engine, heartbeat),
         evaluation=build_evaluation(
-            config, engine.module, ranks, loader.token_sets[0], layout.evaluations
+            config, engine.module, ranks, loader.token_sets[0], layout.evaluations, heartbeat
         ),
         peak_flops=_peak_flops(ranks.device),
         planned_overhead=planned.overhead_at,
@@ -179,7 +186,9 @@ def _say_what_data_imply(config: RunConfig, loader: Loader, ranks: Ranks) -> Non
         )
 
 
-def _validation(config: RunConfig, ranks: Ranks, engine: Any) -> ValidationLoss | None:
+def _validation(
+    config: RunConfig, ranks: Ranks, engine: Any, heartbeat: Heartbeat
+) -> ValidationLoss | None:
     if config.data.validation is None:
         return None
     batches = partial(
@@ -192,7 +201,7 @@ def _validation(config: RunConfig, ranks: Ranks, engine: Any) -> ValidationLoss 
         world_size=ranks.world_size,
         document_starts=config.data.document_mask,
     )
-    return ValidationLoss(engine.module, batches, ranks.device)
+    return ValidationLoss(engine.module, batches, ranks, heartbeat)
 
 
 def _peak_flops(device: torch.device) -> float | None:

@@ -32,6 +32,7 @@ from sgt_ds.evaluation import (
 )
 from sgt_ds.model import LoopInputs
 from sgt_ds.training.engine import Ranks
+from sgt_ds.training.heartbeat import Heartbeat
 
 log = logging.getLogger("sgt_ds")
 
@@ -49,18 +50,14 @@ class Evaluation:
         suite: Suite | None,
         probes: Mapping[str, PerplexityProbe],
         items_folder: Path,
+        heartbeat: Heartbeat,
     ) -> None:
-        self._model, self._ranks = model, ranks
+        self._model, self._ranks, self._heartbeat = model, ranks, heartbeat
         self._suite, self._probes = suite, probes
         self._items_folder = items_folder
 
-    def __call__(
-        self, step: int, loops: Mapping[int, LoopInputs], alive: Callable[[], None]
-    ) -> Scores:
-        """Scores of the weights of now; rank 0 writes the items. Collective.
-
-        `alive` is called after each batch: this may last.
-        """
+    def __call__(self, step: int, loops: Mapping[int, LoopInputs]) -> Scores:
+        """Scores of the weights of now; rank 0 writes the items. Collective."""
         share = slice(self._ranks.rank, None, self._ranks.world_size)
         device, scores = self._ranks.device, Scores()
 
@@ -69,9 +66,10 @@ class Evaluation:
             return answer[:, first:]
 
         def whole(score: Callable[..., Tensor], answers: Logits) -> Tensor:
-            values = score(answers, device, share=share, on_batch=lambda _: alive())
-            # Each entry is some rank's and 0 elsewhere: the sum is exact, whatever its order.
-            dist.all_reduce(values, group=self._ranks.host_group)
+            values = score(answers, device, share=share, on_batch=lambda _: self._heartbeat.moved())
+            with self._heartbeat.waiting():
+                # Each entry is some rank's and 0 elsewhere: the sum is exact, whatever its order.
+                dist.all_reduce(values, group=self._ranks.host_group)
             return values
 
         with _uncompiled(self._model):
@@ -98,7 +96,12 @@ class Evaluation:
 
 
 def build_evaluation(
-    config: RunConfig, model: Any, ranks: Ranks, token_set: TokenSet, items_folder: Path
+    config: RunConfig,
+    model: Any,
+    ranks: Ranks,
+    token_set: TokenSet,
+    items_folder: Path,
+    heartbeat: Heartbeat,
 ) -> Evaluation | None:
     """The run's evaluation, None where nothing is named. `token_set`: whose tokenizer trains.
 
@@ -118,7 +121,7 @@ def build_evaluation(
         parts()
 
     ranks.on_main(check)  # finds what is wrong for all of them; then each reads for itself
-    return Evaluation(model, ranks, *parts(), items_folder)
+    return Evaluation(model, ranks, *parts(), items_folder, heartbeat)
 
 
 def _suite(settings: EvaluationConfig, encoder: TrainingEncoder, length: int) -> Suite | None:

@@ -91,11 +91,12 @@ class Heartbeat:
             hang_seconds / 3, max(min(1.0, hang_seconds / 6), world_size / RANKS_A_SECOND)
         )
         self._step, self._part, self._count, self._patient = 0, "start", 0, True
+        self._moved = 0
         self._seen: set[Hashable] = set()
         self._entered = time.monotonic()
         self._paces: dict[str, float] = {}  # by part: what this run's own pace allows, in seconds
         self._end, self._blames_peer = "", False
-        self._watched = 0  # the part that `_stuck_seconds` counts
+        self._watched = (0, 0)  # what `_stuck_seconds` counts: the part, and how far it is
         self._stuck_seconds = self._waits_until = 0.0
         self._born = 0.0  # by the file system's clock
         self._launchers = list(_launchers(os.getppid()))
@@ -174,6 +175,23 @@ class Heartbeat:
         self._part, self._entered = part, now
         self._count += 1
 
+    def moved(self) -> None:
+        """The part goes on, and its time begins anew. Ranks may say so differently often."""
+        self._moved += 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For the length of the block, wait for the other ranks, within a part that may last.
+
+        Who is late for it still has the part's own time; where nobody is, the wait is a hang.
+        """
+        part = self._part
+        self.enter("agreement")
+        try:
+            yield
+        finally:
+            self.enter(part)
+
     def each(self, part: str, items: Iterable[Item]) -> Iterator[Item]:
         """The items, each one's making a part of its own."""
         iterator = iter(items)
@@ -199,8 +217,9 @@ class Heartbeat:
                 continue
 
     def _count_stuck(self, seconds: float) -> None:
-        if self._count != self._watched:
-            self._watched, self._stuck_seconds, self._waits_until = self._count, 0.0, 0.0
+        now = (self._count, self._moved)
+        if now != self._watched:
+            self._watched, self._stuck_seconds, self._waits_until = now, 0.0, 0.0
             return
         self._stuck_seconds += seconds
         if self._stuck_seconds > max(self._limit, self._waits_until):
@@ -209,7 +228,7 @@ class Heartbeat:
     @property
     def _limit(self) -> float:
         part = self._part
-        if self._patient or part in _PATIENT:
+        if part in _PATIENT or (self._patient and part in _OWN_WORK):
             return self._patient_seconds
         return min(self._patient_seconds, max(self._hang_seconds, self._paces.get(part, 0.0)))
 
@@ -242,7 +261,7 @@ class Heartbeat:
             part=self._part,
             count=self._count,
             limit_seconds=self._limit,
-            seconds=self._stuck_seconds if self._count == self._watched else 0.0,
+            seconds=self._stuck_seconds if self._watched[0] == self._count else 0.0,
             end=self._end,
             blames_peer=self._blames_peer,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,12 @@ class RunCheckpoints:
         *,
         tokenizer: Path,
         telemetry: Exporter | None,
+        waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`tokenizer`: the file that turns the model's ids into text, for an export."""
+        """`tokenizer`: the file that turns the model's ids into text, for an export.
+
+        `waiting`: surrounds every wait for the other ranks.
+        """
         self._ranks, self._telemetry = ranks, telemetry
         self._directory = RunLayout(config.run_dir).checkpoints
         keep = config.checkpoint
@@ -42,6 +47,7 @@ class RunCheckpoints:
             retention=checkpoints.Retention(keep.keep_last, keep.keep_every, keep.keep_best),
             group=ranks.host_group,
             background=keep.background,
+            waiting=waiting,
         )
         self._facts = {
             "model": config.model.model_dump(mode="json"),

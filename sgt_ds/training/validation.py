@@ -10,6 +10,8 @@ import torch.distributed as dist
 
 from sgt_ds.data import MicroBatch
 from sgt_ds.model import LoopInputs
+from sgt_ds.training.engine import Ranks
+from sgt_ds.training.heartbeat import Heartbeat
 
 
 class ValidationLoss:
@@ -19,15 +21,21 @@ class ValidationLoss:
     """
 
     def __init__(
-        self, model: Any, batches: Callable[[], Iterable[MicroBatch]], device: torch.device
+        self,
+        model: Any,
+        batches: Callable[[], Iterable[MicroBatch]],
+        ranks: Ranks,
+        heartbeat: Heartbeat,
     ) -> None:
-        self._model, self._batches, self._device = model, batches, device
+        self._model, self._batches = model, batches
+        self._ranks, self._heartbeat = ranks, heartbeat
 
     def __call__(self, loops: Mapping[int, LoopInputs]) -> float:
         """Mean loss in nats per token. Collective."""
-        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
+        device = self._ranks.device
+        totals = torch.zeros(2, dtype=torch.float64, device=device)
         for sample in self._batches():
-            tokens, document_starts = sample.to(self._device)
+            tokens, document_starts = sample.to(device)
             # With gradients and entropies on, as in training: the compiled blocks of the training
             # step serve, and nothing is compiled a second time.
             output = self._model(
@@ -39,5 +47,7 @@ class ValidationLoss:
             )
             totals[0] += output.loss.detach().double() * len(tokens)
             totals[1] += len(tokens)
-        dist.all_reduce(totals)
+        totals = totals.cpu()  # here this rank's own work ends
+        with self._heartbeat.waiting():
+            dist.all_reduce(totals, group=self._ranks.host_group)
         return float(totals[0] / totals[1])
