@@ -70,6 +70,7 @@ def _heartbeat(config: RunConfig) -> Heartbeat:
         world_size=_world_size(),
         hang_seconds=config.training.hang_seconds,
         patient_seconds=config.training.collective_timeout_seconds,
+        launched=RUN_ID_VARIABLE in os.environ,
     )
 
 

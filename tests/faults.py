@@ -27,6 +27,19 @@ OUTAGE_SECONDS = 20
 SMALL_DISK_MB = 40
 LIBFAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 
+# libfaketime 0.9.10 answers Python's time.sleep, which sleeps until a time of the monotonic clock,
+# with EINVAL where that clock is not faked.
+REAL_SLEEP = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) {
+    return syscall(SYS_clock_nanosleep, clock, flags, until, left) ? errno : 0;
+}
+"""
+
 Make = Callable[[], Row]
 
 
@@ -180,11 +193,14 @@ def place_faults(bench: Bench, small_disk: Path) -> dict[str, Make]:
         second = bench.hosts.second
         clock = bench.folder / "clock"
         clock.write_text("+0")
+        real_sleep = bench.folder / "real_sleep.so"
+        compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(real_sleep)]
+        subprocess.run(compiler, input=REAL_SLEEP, text=True, check=True)
         bench.hosts.kill(second)
         bench.hosts.boot(
             second,
             {
-                "LD_PRELOAD": str(LIBFAKETIME),
+                "LD_PRELOAD": f"{real_sleep}:{LIBFAKETIME}",
                 "FAKETIME_TIMESTAMP_FILE": str(clock),
                 "FAKETIME_NO_CACHE": "1",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",

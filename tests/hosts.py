@@ -144,7 +144,10 @@ class Hosts:
             )
         )
         program = shutil.which("sshd", path=PATH)
-        inner = f"hostname {host.name} && exec {program} -D -f {config} -E {config}.log"
+        # Shared memory of its own: what names a segment after a process would meet the other host's.
+        shared = "mount -t tmpfs -o size=1g tmpfs /dev/shm"
+        server = f"exec {program} -D -f {config} -E {config}.log"
+        inner = f"hostname {host.name} && {shared} && {server}"
         # Whatever ends this process, the kernel ends the host with it.
         tied = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", host.namespace]
         own = ["unshare", "-u", "-p", "--fork", "--kill-child", "--mount-proc"]

@@ -71,7 +71,8 @@ class Heartbeat:
 
     `hang_seconds`: limit of a part of an update; the run's own pace may lengthen that of forward,
     backward and optimizer. `patient_seconds`: limit of what may last, and of all: joining, data, the
-    first update with a new shape of loops (it may compile), validation, checkpoints.
+    first update with a new shape of loops (it may compile), validation, checkpoints. `launched`:
+    whether a launcher must stand above this rank.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Heartbeat:
         world_size: int = 1,
         hang_seconds: float,
         patient_seconds: float,
+        launched: bool = False,
     ) -> None:
         self.folder = folder
         self._rank, self._host, self._alone = rank, socket.gethostname(), world_size == 1
@@ -102,7 +104,9 @@ class Heartbeat:
         self._launchers = list(_launchers(os.getppid()))
         self._seeks_supervisor = True
         self._supervisor: float | None = None  # when it gave its last sign of life
-        self._launcher_ended, self._unminded_seconds = False, 0.0
+        # A launcher that is gone already has left its ranks to the first process.
+        self._launcher_ended = launched and os.getppid() == 1
+        self._unminded_seconds = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
