@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from sgt_ds import train
-from sgt_ds.checkpoints import saving
+from sgt_ds.checkpoints import retention, saving
 from sgt_ds.checkpoints.snapshot import Snapshots
 from sgt_ds.errors import UserError
 from sgt_ds.training import build
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         def refuse(directory: Path, *given: Any) -> None:
             raise UserError(directory, None, "no such folder of checkpoints")
 
-        saving.rotate = refuse  # type: ignore[assignment]
+        retention.rotate = refuse  # type: ignore[assignment]
     restore = build.restore
 
     def restore_and_break(trainer: Any, *given: Any, **named: Any) -> None:

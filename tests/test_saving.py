@@ -11,7 +11,14 @@ import pytest
 import runs
 from forked import Nursery
 
-from sgt_ds.checkpoints import list_checkpoints, read_manifest, read_state, verify
+from sgt_ds.checkpoints import (
+    LATEST_NAME,
+    list_checkpoints,
+    read_latest,
+    read_manifest,
+    read_state,
+    verify,
+)
 from sgt_ds.files import LineFile
 
 FAULTY = "faulty:main"
@@ -167,6 +174,25 @@ def test_a_last_save_that_fails_is_taken_for_success(
     ranks = nursery.start(tmp_path / "log", [fault, file], entry=FAULTY)
     assert "step-00000005 was not saved (rank 0: " in ranks.end(expect=1)
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_what_a_killed_save_left_undone_stays_so_when_the_run_resumes(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    """A kill after the last checkpoint had its name: nothing is saved any more that would rotate."""
+    file = runs.write_run(
+        tmp_path / "run.yaml",
+        data,
+        training={"steps": 6},
+        checkpoint={"every": 2, "keep_last": 2},
+        telemetry={"enabled": False},
+    )
+    nursery.start(tmp_path / "log", [file]).end()
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / LATEST_NAME).write_text("step-00000004\n")
+    nursery.start(tmp_path / "log", [file, "checkpoint.keep_last=1"]).end()
+    assert [info.step for info in list_checkpoints(folder)] == [6]
+    assert read_latest(folder) == "step-00000006"
 
 
 def test_the_bench_of_saving_measures_nothing_or_leaves_something(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgt_ds.checkpoints.manifest import MANIFEST_NAME, STATE_NAME, Manifest, read_manifest
 from sgt_ds.checkpoints.reading import being_read
-from sgt_ds.checkpoints.retention import Retention
+from sgt_ds.checkpoints.retention import Retention, settle
 from sgt_ds.checkpoints.rollback import checkpoint_until, newer_than, set_aside
 from sgt_ds.checkpoints.start import Start, read_start, seal_start
 from sgt_ds.checkpoints.store import (
@@ -65,6 +65,7 @@ __all__ = [
     "save",
     "seal_start",
     "set_aside",
+    "settle",
     "size_on_disk",
     "verify",
 ]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from sgt_ds.checkpoints.manifest import MANIFEST_NAME
 from sgt_ds.checkpoints.reading import is_being_read
-from sgt_ds.checkpoints.store import CheckpointInfo, list_checkpoints
+from sgt_ds.checkpoints.store import CheckpointInfo, list_checkpoints, point_latest
+from sgt_ds.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,22 @@ class Retention:
     last: int = 3
     every: int | None = None
     best: bool = False
+
+
+def settle(directory: Path, newest: Path, retention: Retention) -> None:
+    """Let `latest` name the newest checkpoint, and remove those that `retention` does not keep.
+
+    The end of a save, made up for where that was killed before. For one process alone. What fails
+    is told: the checkpoint is there, and nothing here is a reason to call it lost.
+    """
+    try:
+        point_latest(directory, newest.name)
+    except OSError as error:
+        log.warning("%s: `latest` could not be moved (%s)", newest, error.strerror)
+    try:
+        rotate(directory, newest, retention)
+    except (OSError, UserError) as error:
+        log.warning("%s: older ones were not removed (%s)", newest, error)
 
 
 def rotate(directory: Path, newest: Path, retention: Retention) -> list[Path]:

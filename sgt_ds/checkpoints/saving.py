@@ -40,10 +40,9 @@ from sgt_ds.checkpoints.manifest import (
     write_manifest,
 )
 from sgt_ds.checkpoints.payload import SafePayload, safe_payload, write_hashed
-from sgt_ds.checkpoints.retention import Retention, rotate
+from sgt_ds.checkpoints.retention import Retention, settle
 from sgt_ds.checkpoints.rng import rng_bytes
 from sgt_ds.checkpoints.snapshot import Snapshots
-from sgt_ds.errors import UserError
 from sgt_ds.files import fsync_directory
 
 log = logging.getLogger(__name__)
@@ -331,15 +330,7 @@ class Saver:
         write_manifest(folder, manifest)
         fsync_directory(folder)
         path = store.install(self._directory, manifest.step)
-        # From here on the checkpoint is there: what fails now is no reason to call it lost.
-        try:
-            store.point_latest(self._directory, path.name)
-        except OSError as error:
-            log.warning("%s: `latest` could not be moved (%s)", path, error.strerror)
-        try:
-            rotate(self._directory, path, self._retention)
-        except (OSError, UserError) as error:
-            log.warning("%s: older ones were not removed (%s)", path, error)
+        settle(self._directory, path, self._retention)
 
 
 def save(

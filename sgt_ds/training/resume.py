@@ -31,11 +31,11 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
         trainer.cut_back(-1)
         return
     engine, group = trainer.engine, ranks.host_group
+    found = not forking and path != config.resume
     if forking:
         state = checkpoints.load_weights_only(engine, path, group=group)
     else:
         # A checkpoint that was looked for has been read whole; one that was named has not.
-        found = path != config.resume
         state = checkpoints.load(engine, path, group=group, verified=found)
     try:
         _check_counts(state)
@@ -51,6 +51,8 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
             everywhere=True,
         ) from None
     trainer.cut_back(-1 if forking else trainer.clock.step)
+    if found:
+        trainer.checkpoints.resumed(path)
     if forking:
         _fork_growth(trainer, path, state["growth"])
     log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)

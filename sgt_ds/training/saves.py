@@ -41,10 +41,11 @@ class RunCheckpoints:
         self._ranks, self._telemetry = ranks, telemetry
         self._directory = RunLayout(config.run_dir).checkpoints
         keep = config.checkpoint
+        self._retention = checkpoints.Retention(keep.keep_last, keep.keep_every, keep.keep_best)
         self._saver = checkpoints.Saver(
             engine,
             self._directory,
-            retention=checkpoints.Retention(keep.keep_last, keep.keep_every, keep.keep_best),
+            retention=self._retention,
             group=ranks.host_group,
             background=keep.background,
             waiting=waiting,
@@ -60,6 +61,11 @@ class RunCheckpoints:
         }
         self.saved_step = -1
         """Step of the newest complete checkpoint of this run; -1 before the first."""
+
+    def resumed(self, newest: Path) -> None:
+        """The run goes on from its newest good checkpoint, whose save may not have ended."""
+        if self._ranks.is_main:
+            checkpoints.settle(self._directory, newest, self._retention)
 
     def is_busy(self) -> bool:
         """Whether this rank still writes."""
