@@ -132,7 +132,7 @@ def rank(
 def test_ranks_that_stand_still_end_by_themselves_and_one_tells_why(tmp_path: Path) -> None:
     (tmp_path / heartbeats.HANG_FILE).write_text("of an earlier launch\n")
     os.utime(tmp_path / heartbeats.HANG_FILE, (1, 1))
-    late, waiting = rank(tmp_path, 1, "hang"), rank(tmp_path, 0, "hang")
+    late, waiting = (rank(tmp_path, number, "hang", limit=10) for number in (1, 0))
     said = "".join(process.communicate(timeout=60)[1] for process in (late, waiting))
     assert (late.returncode, waiting.returncode) == (1, 1)
     assert said.count("sgt-ds train:") == 1
@@ -145,8 +145,8 @@ def test_ranks_that_stand_still_end_by_themselves_and_one_tells_why(tmp_path: Pa
 
 def test_a_wait_within_a_part_that_may_last_is_a_hang(tmp_path: Path) -> None:
     """As where the network goes while ranks agree on a checkpoint."""
-    both = [rank(tmp_path, number, "meet", part="checkpoint") for number in (0, 1)]
-    said = "".join(process.communicate(timeout=30)[1] for process in both)
+    both = [rank(tmp_path, number, "meet", limit=10, part="checkpoint") for number in (0, 1)]
+    said = "".join(process.communicate(timeout=60)[1] for process in both)
     assert [process.returncode for process in both] == [1, 1]
     assert "no rank is late: ranks 0, 1 wait in agreement of step 1" in said
 

@@ -79,29 +79,15 @@ def register(group: Subparsers[Parser]) -> None:
 
 def forecast(options: argparse.Namespace) -> None:
     """Fit, check against the points, and print what is forecast."""
-    from sgt_ds.launch import Link, Network, check_model, fit_model
-    from sgt_ds.launch import forecast as forecast_one
-
     document = _read(options.points)
-    inside = _links(document, options.points)
-    most = max(inside)
-    per_host = options.gpus_per_host or most
-    answers: dict[str, Any] = {}
-    for variant in dict.fromkeys(run["variant"] for run in document["runs"]):
-        points = _points(document, variant)
-        networks = {point.ranks: Network(1, point.ranks, inside[point.ranks]) for point in points}
-        model = fit_model(_step_setting(document), points, networks)
-        base = min(points, key=lambda point: point.ranks)
-        rows = []
-        for gigabits in options.link:
-            speed = gigabits * BYTES_PER_GIGABIT * options.link_ratio
-            between = Link(speed, options.hop_microseconds * 1e-6)
-            for hosts in options.hosts:
-                network = Network(hosts, per_host, inside[most], between)
-                micro_batches = _micro_batches(options, document, network, base)
-                if micro_batches is not None:
-                    rows.append(forecast_one(model, base, network, gigabits, micro_batches))
-        answers[variant] = (check_model(model, points, networks), rows)
+    try:
+        answers, per_host = _answers(document, options)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(
+            options.points,
+            None,
+            f"is no output of `sgt-ds bench train --json` ({type(error).__name__}: {error})",
+        ) from None
     if options.json:
         print_json(
             {
@@ -125,6 +111,37 @@ def forecast(options: argparse.Namespace) -> None:
         f"{100 * options.link_ratio:g}% of a link, {options.hop_microseconds:g} µs a hop; "
         "no rank is late, no other job is on the network"
     )
+
+
+def _answers(
+    document: dict[str, Any], options: argparse.Namespace
+) -> tuple[dict[str, tuple[list[dict[str, float]], list[Forecast]]], int]:
+    """By variant, the model beside its points and what is forecast; and GPUs of a host."""
+    from sgt_ds.launch import Link, Network, check_model, fit_model
+    from sgt_ds.launch import forecast as forecast_one
+
+    inside = _links(document, options.points)
+    most = max(inside)
+    per_host = options.gpus_per_host or most
+    answers = {}
+    for variant in dict.fromkeys(run["variant"] for run in document["runs"]):
+        points = _points(document, variant)
+        networks = {point.ranks: Network(1, point.ranks, inside[point.ranks]) for point in points}
+        model = fit_model(_step_setting(document), points, networks)
+        base = min(points, key=lambda point: point.ranks)
+        rows = []
+        for gigabits in options.link:
+            speed = gigabits * BYTES_PER_GIGABIT * options.link_ratio
+            between = Link(speed, options.hop_microseconds * 1e-6)
+            for hosts in options.hosts:
+                network = Network(hosts, per_host, inside[most], between)
+                micro_batches = _micro_batches(options, document, network, base)
+                if micro_batches is not None:
+                    rows.append(forecast_one(model, base, network, gigabits, micro_batches))
+        answers[variant] = (check_model(model, points, networks), rows)
+    if not any(rows for _, rows in answers.values()):
+        raise UserError("--global-batch", None, "divides at none of these sizes; give another")
+    return answers, per_host
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -121,17 +121,19 @@ def train(options: argparse.Namespace) -> None:
             scratch=scratch,
         )
     )
-    bucket = setting["bucket_elements"] * GRADIENT_BYTES[setting["precision"]]
-    collectives = {
-        ranks: bench_collectives(ranks, bucket, scratch) for ranks in options.num_gpus if ranks > 1
-    }
-    if not kept:  # what failed stays, to be read
-        shutil.rmtree(scratch)
     if options.json:
+        bucket = setting["bucket_elements"] * GRADIENT_BYTES[setting["precision"]]
+        collectives = {
+            ranks: bench_collectives(ranks, bucket, scratch)
+            for ranks in options.num_gpus
+            if ranks > 1
+        }
         runs = [run.as_json() for run in figures]
         print_json({"setting": setting, "runs": runs, "collectives": collectives})
     else:
         _print_table(figures)
+    if not kept:  # what failed stays, to be read
+        shutil.rmtree(scratch)
 
 
 def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]:

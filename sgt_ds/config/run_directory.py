@@ -35,7 +35,7 @@ def check_run_directory(config: RunConfig) -> bool:
             saved,
             differences[0],
             f"run_dir holds another run{more}; keep what it has, or choose another run_dir "
-            "(`fork: CHECKPOINT` goes on from its weights)",
+            "(`fork: CHECKPOINT` goes on from its weights, without its loops)",
         )
     if config.resume == "never":
         raise UserError(

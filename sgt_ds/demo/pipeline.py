@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -184,6 +185,8 @@ class Demo:
             ("time", duration(seconds)),
         )
         console.line("  Next:")
+        if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
+            console.table(("first", f". {Path(sys.prefix) / 'bin' / 'activate'}"))
         console.table(
             ("more text", f"sgt-ds generate {settings.export} --prompt {prompt}"),
             ("why it grew", f"sgt-ds growth show {settings.run_dir}"),

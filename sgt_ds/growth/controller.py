@@ -133,7 +133,7 @@ class GrowthController:
         self.verify()
         if not due:
             return None
-        self._drain()
+        self.drain()
         decision = None
         if self._rank == 0:
             entropy = self.entropy if self._measured_step == step else None
@@ -152,15 +152,46 @@ class GrowthController:
         """
         if self.phase(step) == "fixed":
             return None
-        self._drain()
+        self.drain()
         decision = freeze(step, f"{OPERATOR}: growth was frozen on request", self.state)
         self._frozen_from = step
         self._note(decision, flops)
         return decision
 
+    def drain(self) -> None:
+        """Wait for what was observed, and bring it into the moving average and the journal."""
+        if not self._queue:
+            return
+        with self._collective():
+            for queued in self._queue:
+                if queued.work is not None:
+                    queued.work.wait()
+        # One copy to the host for the whole queue.
+        faults: list[tuple[int, int, int]] = []
+        totals = torch.stack([queued.sums for queued in self._queue]).cpu().numpy()
+        for queued, sums in zip(self._queue, totals, strict=True):
+            measurement = measurement_of(queued.step, sums)
+            self.entropy = self._average.update(measurement)
+            self._measured_step = queued.step
+            if self.journal is not None:
+                self.journal.measure(measurement)
+            if (place := measurement.first_not_finite()) is not None:
+                self.not_finite += 1
+                faults.append((queued.step, *place))
+        self._queue.clear()
+        if faults and self.journal is not None:
+            # One line for what was read at once: a NaN may come with every update from now on.
+            log.warning(
+                "step %d: the entropy of layer %d, head %d is not finite; "
+                "%d of the newest %d measured updates have such heads",
+                *faults[-1],
+                len(faults),
+                len(totals),
+            )
+
     def flush(self) -> None:
-        """Bring what was observed into the moving average and onto the disk. Waits for it."""
-        self._drain()
+        """As `drain`, and onto the disk."""
+        self.drain()
         if self.journal is not None:
             self.journal.flush()
 
@@ -237,36 +268,6 @@ class GrowthController:
     @property
     def _rank(self) -> int:
         return 0 if self._group is None else dist.get_rank(self._group)
-
-    def _drain(self) -> None:
-        if not self._queue:
-            return
-        with self._collective():
-            for queued in self._queue:
-                if queued.work is not None:
-                    queued.work.wait()
-        # One copy to the host for the whole queue.
-        faults: list[tuple[int, int, int]] = []
-        totals = torch.stack([queued.sums for queued in self._queue]).cpu().numpy()
-        for queued, sums in zip(self._queue, totals, strict=True):
-            measurement = measurement_of(queued.step, sums)
-            self.entropy = self._average.update(measurement)
-            self._measured_step = queued.step
-            if self.journal is not None:
-                self.journal.measure(measurement)
-            if (place := measurement.first_not_finite()) is not None:
-                self.not_finite += 1
-                faults.append((queued.step, *place))
-        self._queue.clear()
-        if faults and self.journal is not None:
-            # One line for what was read at once: a NaN may come with every update from now on.
-            log.warning(
-                "step %d: the entropy of layer %d, head %d is not finite; "
-                "%d of the newest %d measured updates have such heads",
-                *faults[-1],
-                len(faults),
-                len(totals),
-            )
 
     def _broadcast(self, decision: Decision | None) -> Decision:
         """Rank 0's decision, on every rank, as the canonical JSON text that all read."""

@@ -179,7 +179,7 @@ def _read_config(directory: Path) -> Any:
         raise UserError(path, None, f"cannot be read ({error}); copy it again") from None
     if kind == "sgt":
         raise UserError(
-            path, "loops", "would be lost; go on from its checkpoint with `fork: CHECKPOINT`"
+            path, "loops", "would be lost; train its run on, from its own run directory"
         )
     if kind != "llama":
         raise UserError(path, "model_type", f"'{kind}' is not llama, the one that can be trained")

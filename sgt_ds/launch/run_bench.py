@@ -136,8 +136,10 @@ def variant(text: str, num_layers: int, heads: int) -> Variant:
 def bench_runs(wish: RunWish) -> list[RunFigures]:
     """Make every run, and compare them.
 
-    Raises: SgtError where one fails, with its last lines.
+    Raises: SgtError where one fails, with its last lines; UserError for GPUs that are not there.
     """
+    for ranks in wish.ranks:  # before the first run: a fault of the last one would cost the others
+        _launcher(ranks)
     plan = [(ranks, variant) for ranks in wish.ranks for variant in wish.variants]
     steps = (wish.warm_up + wish.intervals) * wish.updates
     figures: list[RunFigures] = []

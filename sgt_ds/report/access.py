@@ -8,7 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class Access:
     private_key: Path | None = None
     """PEM key of that certificate."""
     username: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     pinned: bool = False
     """Whether `ca_file` is the exporters' own certificate, whatever host it names."""
 
@@ -46,12 +46,14 @@ class Access:
         request = urllib.request.Request(url)
         if self.username is not None:
             pair = base64.b64encode(f"{self.username}:{self.password or ''}".encode()).decode()
-            request.add_header("Authorization", f"Basic {pair}")
+            request.add_unredirected_header("Authorization", f"Basic {pair}")
         context = self._context if url.startswith("https:") else None
         try:
-            with urllib.request.urlopen(
-                request, timeout=timeout_seconds, context=context
-            ) as answer:
+            # No proxy: exporters are this network's, and a password is theirs alone.
+            opener = urllib.request.build_opener(
+                urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+            )
+            with opener.open(request, timeout=timeout_seconds) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             wants = "; give its --user and --password-file" if error.code == 401 else ""
@@ -101,7 +103,7 @@ def access_of_run(given: Access, run_dir: Path) -> tuple[str, Access]:
         file, password = telemetry.password_file, None
         with suppress(OSError, ValueError):  # not this viewer's to read: exporters will say so
             password = None if file is None else read_password(file)
-        filled = replace(filled, username=telemetry.username, password=password)
+        filled = replace(filled, username=telemetry.username, password=password or given.password)
     return "http" if served is None else "https", filled
 
 
@@ -112,4 +114,7 @@ def _wanted(reason: object) -> str:
         return "; give the authority that signed it as --ca-file"
     if "certificate required" in text or "certificate_required" in text:
         return "; give a client's --cert and --key"
+    if "eof occurred" in text or "connection reset" in text:
+        # A server that wants one closes after the handshake; its alert may be lost in that.
+        return "; if it wants one, give a client's --cert and --key"
     return ""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import platform
 import re
 import stat
 import tempfile
 import zipfile
-import zlib
 from pathlib import Path
 
 import torch
@@ -36,11 +36,13 @@ class CompileCache:
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         cuda = ranks.device.type == "cuda"
-        device = torch.cuda.get_device_name(ranks.device) if cuda else "cpu"
+        # Code for a CPU is code for its instruction set, which torch's keys do not hold.
+        processor = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}"
+        device = torch.cuda.get_device_name(ranks.device) if cuda else processor
         name = re.sub(r"[^\w.+-]+", "-", f"torch-{torch.__version__}-{device}")
         self.file = folder / f"{name}.zip"
         self._ranks = ranks
-        self._kept = _compiled_here()
+        self._kept: int | None = None
 
     def load(self) -> None:
         """Let torch compile into a folder of this cache's own, with what the file holds in it.
@@ -49,13 +51,15 @@ class CompileCache:
         """
         own = hashlib.sha256(str(self.file.resolve()).encode()).hexdigest()[:16]
         local = Path(os.environ.setdefault(_TORCH_FOLDER, str(_private_folder() / own)))
+        local = local.resolve()
         if self._ranks.local_rank == 0:
             try:
                 with zipfile.ZipFile(self.file) as kept:
                     _unpack(kept, local)
+                self._kept = _compiled_here()
             except FileNotFoundError:
                 pass
-            except (OSError, zipfile.BadZipFile, zlib.error) as error:
+            except Exception as error:  # zipfile raises a dozen kinds where bits have turned
                 log.warning("%s cannot be read (%s); compiling anew", self.file, error)
         dist.barrier(group=self._ranks.host_group)
 
@@ -72,22 +76,27 @@ class CompileCache:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with (
                 atomic_writer(self.file) as stream,
-                zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as kept,
+                zipfile.ZipFile(
+                    stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
+                ) as kept,
             ):
                 for path in sorted(local.rglob("*")):
                     name = path.relative_to(local)
                     if path.is_file() and name.parts[0] not in _LEFT_OUT and path.suffix != ".tmp":
                         kept.write(path, name)
-        except OSError as error:  # costs time at the next start, and nothing else
+        except (OSError, ValueError) as error:  # costs time at the next start, and nothing else
             log.warning("%s cannot be written (%s)", self.file, error)
         self._kept = compiled
 
 
 def _private_folder() -> Path:
     """Where this user's compiled code lies on this host: what is in it is run."""
-    folder = Path(tempfile.gettempdir()) / f"sgt-ds-compiled-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
+    try:
+        folder = Path(tempfile.gettempdir()) / f"sgt-ds-compiled-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise UserError("TMPDIR", None, f"cannot be written ({error}); set another") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise UserError(
             folder, None, f"is not this user's alone; remove it, or set {_TORCH_FOLDER}"

@@ -37,7 +37,7 @@ _LAUNCHERS = frozenset(
     }
 )
 # What may last long for good reasons: it is bounded by the time limit of collectives.
-_PATIENT = frozenset({"start", "data", "checkpoint", "validation", "end"})
+_PATIENT = frozenset({"start", "data", "report", "checkpoint", "validation", "end"})
 
 # What forward, backward and optimizer may take, in units of the longest time that they have taken: in
 # updates like earlier ones, and in those that may compile.
@@ -93,7 +93,7 @@ class Heartbeat:
             hang_seconds / 3, max(min(1.0, hang_seconds / 6), world_size / RANKS_A_SECOND)
         )
         self._step, self._part, self._count, self._patient = 0, "start", 0, True
-        self._moved = 0
+        self._moved, self._first = 0, True
         self._seen: set[Hashable] = set()
         self._entered = time.monotonic()
         self._paces: dict[str, float] = {}  # by part: what this run's own pace allows, in seconds
@@ -133,7 +133,7 @@ class Heartbeat:
             self._end = heartbeats.LAUNCHER_GONE if self._launcher_ended else heartbeats.DONE
         else:
             self._end = " ".join(f"{error}".split())[:300] or repr(error)
-        self._blames_peer = isinstance(error, LostPeer)
+        self._blames_peer = isinstance(error, (LostPeer, NotMet))
         with suppress(OSError):
             self._write()
 
@@ -164,7 +164,7 @@ class Heartbeat:
 
     def update(self, step: int, shape: Hashable) -> None:
         """An update begins. `shape`: what the compiled blocks depend on; a new one may compile."""
-        self._step, self._patient = step, shape not in self._seen
+        self._step, self._patient, self._first = step, shape not in self._seen, not self._seen
         self._seen.add(shape)
 
     def enter(self, part: str) -> None:
@@ -233,6 +233,8 @@ class Heartbeat:
     def _limit(self) -> float:
         part = self._part
         if part in _PATIENT or (self._patient and part in _OWN_WORK):
+            return self._patient_seconds
+        if self._first and part == "reduce":  # its connections are made then
             return self._patient_seconds
         return min(self._patient_seconds, max(self._hang_seconds, self._paces.get(part, 0.0)))
 

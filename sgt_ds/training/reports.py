@@ -62,12 +62,12 @@ class Reports:
         loops = " ".join(f"{layer}×{loop.depth}" for layer, loop in record.loops.loops.items())
         parts = (
             f"step {record.step}/{self._steps}",
+            f"ETA {duration((self._steps - record.step) * step_seconds)}",
             f"loss {record.loss:.3f}",
             f"lr {record.learning_rate:.2e}",
             f"grad {record.grad_norm:.2f}",
             f"{record.tokens_per_second:,.0f} tok/s",
             record.phase + (f" {loops}" if loops else ""),
             f"FLOPs +{100 * record.overhead_ratio:.2f}%",
-            f"ETA {duration((self._steps - record.step) * step_seconds)}",
         )
         return "  ".join(parts)

@@ -54,6 +54,12 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     if found:
         trainer.checkpoints.resumed(path)
     if forking:
+        if loops := state["state"]["loops"]:
+            log.warning(
+                "fork: the loops of %s (layers %s) stay behind; growth begins anew",
+                path,
+                ", ".join(sorted(loops, key=int)),
+            )
         _fork_growth(trainer, path, state["growth"])
     log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)
 

@@ -342,6 +342,8 @@ class Trainer:
     def _report_step(self, loss: float, rate: float, seconds: float) -> None:
         """Log, metrics row and model-wide series; the one place that waits for the device."""
         with self.parts.host("growth"):
+            self.growth.drain()
+            self.heartbeat.enter("report")  # disk and terminal of rank 0 may be slow
             self.growth.flush()
         self._publish_rank()
         now, (then, tokens_then) = time.perf_counter(), self._last_logged
