@@ -296,6 +296,26 @@ def test_ranks_that_do_not_meet_end_in_a_librarys_traceback(tmp_path: Path) -> N
     assert "did not meet the other ranks, or lost one that was starting: " in line
 
 
+def test_a_rank_whose_launcher_was_gone_before_it_looked_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"hang_seconds": 60, "patient_seconds": 60}
+    assert not heartbeat.Heartbeat(tmp_path, 0, launched=True, **limits).launcher_lost
+    monkeypatch.setattr(heartbeat.os, "getppid", lambda: 1)
+    assert heartbeat.Heartbeat(tmp_path, 0, launched=True, **limits).launcher_lost
+    assert not heartbeat.Heartbeat(tmp_path, 0, **limits).launcher_lost, "started by hand"
+
+
+def test_a_slow_disk_of_reports_or_the_first_reduction_is_a_hang(tmp_path: Path) -> None:
+    heart = heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=600)
+    limits = []
+    for step, part in enumerate(("reduce", "reduce", "report", "growth")):
+        heart.update(step, "shape")
+        heart.enter(part)
+        limits.append(heart._limit)
+    assert limits == [600, 60, 600, 60]
+
+
 def test_a_slow_machine_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])

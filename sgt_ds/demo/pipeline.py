@@ -186,7 +186,7 @@ class Demo:
         )
         console.line("  Next:")
         if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
-            console.table(("first", f". {Path(sys.prefix) / 'bin' / 'activate'}"))
+            console.line(f"  . {Path(sys.prefix) / 'bin' / 'activate'}")
         console.table(
             ("more text", f"sgt-ds generate {settings.export} --prompt {prompt}"),
             ("why it grew", f"sgt-ds growth show {settings.run_dir}"),

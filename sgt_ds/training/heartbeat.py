@@ -70,9 +70,9 @@ class Heartbeat:
     """Writes where this rank stands; ends the process where one part takes longer than it may.
 
     `hang_seconds`: limit of a part of an update; the run's own pace may lengthen that of forward,
-    backward and optimizer. `patient_seconds`: limit of what may last, and of all: joining, data, the
-    first update with a new shape of loops (it may compile), validation, checkpoints. `launched`:
-    whether a launcher must stand above this rank.
+    backward and optimizer. `patient_seconds`: limit of what may last, and of all: joining, data, this
+    rank's own work in the first update with a new shape of loops (it may compile), the first
+    reduction, reports, validation, checkpoints. `launched`: whether a launcher must stand above.
     """
 
     def __init__(
