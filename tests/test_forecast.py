@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sgt_ds.cli import main
 from sgt_ds.launch import (
     Link,
     Network,
@@ -88,3 +92,22 @@ def test_a_link_is_told_faster_than_it_carries() -> None:
     link = link_of({"all_reduce": seconds, "large_bytes": 10**8}, 4)
     assert link.bytes_per_second == pytest.approx(50e9)
     assert link.latency_seconds == 30e-6
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"setting": {}, "runs": [{}], "collectives": {}},
+        {"setting": {}, "runs": 5, "collectives": {"2": None}},
+        {"setting": {}, "runs": [{"variant": "vanilla"}], "collectives": {"x": {}}},
+    ],
+)
+def test_another_document_ends_in_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: dict[str, Any]
+) -> None:
+    file = tmp_path / "points.json"
+    file.write_text(json.dumps(document))
+    assert main(["bench", "forecast", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"sgt-ds: {file}")
+    assert said.count("\n") == 1

@@ -11,7 +11,9 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from sgt_ds.config import PRESETS, TelemetryConfig
 from sgt_ds.growth import Decision, Journal, Loop, Measurement, State
 from sgt_ds.ports import free_ports
 from sgt_ds.report import open_source
+from sgt_ds.report.access import Access
 from sgt_ds.report.terminal import binned, sparkline
 from sgt_ds.telemetry import Exporter, StepRecord, targets
 
@@ -237,3 +240,29 @@ def test_a_sparkline_spans_its_range_and_marks_what_is_not_finite() -> None:
     assert sparkline([3, 3], 80) == "▅▅"
     assert binned(list(range(100)), 4) == [12, 37, 62, 87]
     assert sparkline([], 80) == ""
+
+
+def test_a_password_goes_where_an_exporter_points_to_or_into_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str | None] = []
+
+    class Redirects(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            self.send_response(302 if self.path == "/metrics" else 200)
+            self.send_header("Location", f"http://127.0.0.1:{server.server_port}/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody is there
+    access = Access(username="operator", password="secret")
+    with HTTPServer(("127.0.0.1", 0), Redirects) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        access.fetch(f"http://127.0.0.1:{server.server_port}/metrics", 10)
+        server.shutdown()
+    assert asked[0] is not None
+    assert asked[1:] == [None]
+    assert "secret" not in repr(access)
