@@ -27,7 +27,8 @@ def check_run_directory(config: RunConfig) -> bool:
             saved,
             differences[0],
             "the learning rate's cosine was laid out for the first number; keep it (`sgt-ds stop` "
-            f"ends earlier), or go on in another run_dir with `fork: {layout.checkpoints}/step-…`",
+            "ends earlier), or take the weights, without their loops, to another run_dir with "
+            f"`fork: {layout.checkpoints}/step-…`",
         )
     if differences:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
