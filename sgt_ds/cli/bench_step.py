@@ -42,6 +42,12 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument("--entering", action="store_true", help="time an entry window too")
     parser.add_argument("--micro-batch-size", type=whole_number(1), default=8, help="sequences")
     parser.add_argument(
+        "--micro-batches",
+        type=whole_number(1),
+        default=1,
+        help="added up before each optimizer step; with several the device has work queued, as in a run",
+    )
+    parser.add_argument(
         "--seq-len", type=whole_number(1), default=256, help="positions of a sequence"
     )
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of everything")
@@ -79,6 +85,7 @@ def step(options: argparse.Namespace) -> None:
         entry=options.entry,
         entering=options.entering,
         micro_batch_size=options.micro_batch_size,
+        micro_batches=options.micro_batches,
         sequence_length=options.seq_len,
         dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype],
         device=torch.device(device),
@@ -95,8 +102,9 @@ def step(options: argparse.Namespace) -> None:
 
 def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
     print(
-        f"{document['preset']}: {document['parameters']:,} parameters, micro-batch "
-        f"{document['micro_batch_size']} x {document['sequence_length']}, {document['dtype']}, "
+        f"{document['preset']}: {document['parameters']:,} parameters, {document['micro_batches']} "
+        f"micro-batch of {document['micro_batch_size']} x {document['sequence_length']} a step, "
+        f"{document['dtype']}, "
         f"{document['device']} ({document['threads']} threads), torch {document['torch']}, "
         f"median of {document['rounds']} rounds after {document['warm_up_steps']} warm-up steps"
     )

@@ -129,7 +129,8 @@ def variant(text: str, num_layers: int, heads: int) -> Variant:
     if method != "sgt":
         return Variant(text, (f"method={method}", *listed))
     # The method whose heads are fixed soonest; how they were chosen costs nothing.
-    soon = (f"growth.stages=[{heads}]", "growth.t_start=1", "growth.interval=1")
+    # The next window, at which the ranks compare their Θ and so wait, lies past the end.
+    soon = (f"growth.stages=[{heads}]", "growth.t_start=1", "growth.interval=1000000")
     return Variant(text, ("method=high_entropy_loop", *listed, *soon))
 
 

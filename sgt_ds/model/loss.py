@@ -41,25 +41,18 @@ def chunks_for(tokens: int, vocabulary: int) -> int:
 
 
 def chunked_next_token_loss(
-    x: Tensor,
-    norm: Tensor,
-    head: Tensor,
-    targets: Tensor,
-    eps: float,
-    chunks: int,
-    chunk: Chunk,
+    normed: Tensor, head: Tensor, targets: Tensor, chunks: int, chunk: Chunk
 ) -> Tensor:
     """`next_token_loss` with the logits of one of `chunks` chunks in memory at a time.
 
-    `chunk`: `loss_chunk`, or a compiled one; what differs between chunks is tensors alone.
+    `normed`: floating (sequences, positions, d), after the final norm. `chunk`: `loss_chunk`, or a
+    compiled one; what differs between chunks is tensors alone.
     """
-    hidden, matrix = rms_norm(x, norm, eps).flatten(0, 1), head.to(x.dtype)
-    wanted = targets.flatten()
+    hidden, matrix, wanted = normed.flatten(0, 1), head.to(normed.dtype), targets.flatten()
     if not torch.is_grad_enabled():
+        precise = torch.promote_types(hidden.dtype, torch.float32)
         sums = [
-            F.cross_entropy(
-                logits.to(torch.promote_types(x.dtype, torch.float32)), own, reduction="sum"
-            )
+            F.cross_entropy(logits.to(precise), own, reduction="sum")
             for part, own in _split(hidden, wanted, chunks)
             for logits in (F.linear(part, matrix),)
         ]

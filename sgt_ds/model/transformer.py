@@ -25,6 +25,7 @@ from sgt_ds.model.loss import (
     loss_chunk,
     next_token_loss,
 )
+from sgt_ds.model.norm import rms_norm
 from sgt_ds.model.rope import RotaryTables
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -161,8 +162,9 @@ class Transformer(nn.Module):
         norm, head, eps = self.norm.weight, self.lm_head.weight, self.config.rms_norm_eps
         chunks = chunks_for(targets.numel(), self.config.padded_vocab_size)
         if chunks > 1:
+            normed = (_compiled(rms_norm) if compiled else rms_norm)(x, norm, eps)
             chunk = _compiled(loss_chunk) if compiled else loss_chunk
-            return chunked_next_token_loss(x, norm, head, targets, eps, chunks, chunk)
+            return chunked_next_token_loss(normed, head, targets, chunks, chunk)
         whole = _compiled(next_token_loss) if compiled else next_token_loss
         return whole(x, norm, head, targets, eps)
 

@@ -1,6 +1,6 @@
 """Time and memory of one training step, a method beside vanilla and beside what its FLOPs say.
 
-One process, plain torch: forward, backward, AdamW on random tokens. Knows no launcher, no data and
+One process, plain torch: forward and backward of some micro-batches, AdamW, on random tokens. Knows no launcher, no data and
 no run. Every round times every case once, so that a machine that slows down slows them all.
 """
 
@@ -40,6 +40,8 @@ class Setting:
     entering: bool
     """Time the first window of the newest loop too."""
     micro_batch_size: int
+    micro_batches: int
+    """Added up before each optimizer step; the device is waited for once they are all queued."""
     sequence_length: int
     dtype: torch.dtype
     device: torch.device
@@ -93,6 +95,7 @@ class _Stepper:
     optimizer: torch.optim.AdamW
     inputs: Tensor
     targets: Tensor
+    micro_batches: int
 
     def step(
         self, mode: str, loops: Mapping[int, LoopInputs], measure: bool
@@ -103,8 +106,9 @@ class _Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         _wait_for(device)
         started = time.perf_counter()
-        loss = self.model(self.inputs, self.targets, loops=loops, measure=measure).loss
-        loss.backward()
+        for _ in range(self.micro_batches):
+            loss = self.model(self.inputs, self.targets, loops=loops, measure=measure).loss
+            loss.backward()
         _wait_for(device)
         middle = time.perf_counter()
         self.optimizer.step()
@@ -161,6 +165,7 @@ def bench_as_json(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
         "model": setting.model.model_dump(),
         "parameters": parameter_count(setting.model),
         "micro_batch_size": setting.micro_batch_size,
+        "micro_batches": setting.micro_batches,
         "sequence_length": setting.sequence_length,
         "dtype": str(setting.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(setting.device) if cuda else "cpu",
@@ -213,7 +218,7 @@ def _stepper(setting: Setting) -> _Stepper:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(setting.model.vocab_size, shape, generator=generator)
     tokens = tokens.to(setting.device)
-    return _Stepper(model, optimizer, tokens[:, :-1], tokens[:, 1:])
+    return _Stepper(model, optimizer, tokens[:, :-1], tokens[:, 1:], setting.micro_batches)
 
 
 def _row(
@@ -231,7 +236,7 @@ def _row(
     base_flops = vanilla_flops_per_token(model, length)
     flops = base_flops + loop_flops_per_token(model, length, case.passes)
     seconds = statistics.median(steps)
-    tokens_per_second = setting.micro_batch_size * length / seconds
+    tokens_per_second = setting.micro_batches * setting.micro_batch_size * length / seconds
     return Row(
         mode=mode,
         case=case.name,

@@ -163,7 +163,36 @@ def build_engine(
         config=resolve_deepspeed(config, ranks.world_size, config_file),
         dist_init_required=False,
     )
+    if ranks.device.type == "cuda":
+        _reduce_without_the_host(engine.optimizer)
     return engine
+
+
+def _reduce_without_the_host(optimizer: Any) -> None:
+    """Let the card, not the host, wait for the gradients that are still on their way.
+
+    With `overlap_comm` ZeRO's epilogue of each backward stops the host until the card has nothing
+    left to do, and then the card until the host has queued the next micro-batch. That the stream
+    of the next forward waits for the one of the reductions orders the same work. DeepSpeed 0.19,
+    `stage_1_and_2.py`, `independent_gradient_partition_epilogue`.
+    """
+    stream = getattr(optimizer, "reduction_stream", None)
+    epilogue = getattr(optimizer, "independent_gradient_partition_epilogue", None)
+    if stream is None or epilogue is None or not optimizer.overlap_comm:
+        return
+    accelerator = get_accelerator()
+
+    def ordered() -> None:
+        wait, accelerator.synchronize = accelerator.synchronize, wait_for_reductions
+        try:
+            epilogue()
+        finally:
+            accelerator.synchronize = wait
+
+    def wait_for_reductions(device_index: int | None = None) -> None:
+        torch.cuda.current_stream(device_index).wait_stream(stream)
+
+    optimizer.independent_gradient_partition_epilogue = ordered
 
 
 def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
