@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -10,17 +13,21 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from token_sets import numbered_set
 
-from sgt_ds.config import DataConfig, DataSource
-from sgt_ds.data import Loader, open_token_set
+from sgt_ds.config import DataConfig, DataSource, ModelConfig
+from sgt_ds.data import Loader, check_data, open_token_set
 from sgt_ds.errors import UserError
 
 LENGTH = 8
 SHARDS = 12
+MODEL = ModelConfig(
+    hidden_size=64, intermediate_size=64, num_layers=1, num_heads=1, vocab_size=1 << 20
+)
 
 
 @pytest.fixture
@@ -33,6 +40,26 @@ def read_all(location: str, cache_dir: Path) -> list[int]:
     rows = token_set.read(np.arange(token_set.num_sequences(LENGTH)), LENGTH)
     found: list[int] = rows[:, 1].tolist()
     return found
+
+
+def read_all_and_say(location: str, cache_dir: Path) -> tuple[list[int], list[str]]:
+    """What was read, and what the operator was told."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("sgt_ds")
+    log.addHandler(handler)
+    try:
+        return read_all(location, cache_dir), told
+    finally:
+        log.removeHandler(handler)
+
+
+def hold_open(location: str, cache_dir: Path, opened: Any) -> None:
+    token_set = open_token_set(location, cache_dir)
+    opened.set()
+    signal.pause()
+    token_set.close()
 
 
 class Store(ThreadingHTTPServer):
@@ -145,3 +172,99 @@ def test_shards_are_fetched_twice_or_one_after_another_or_waits_are_not_counted(
     # One request for its bytes; fsspec may ask for its size by another.
     assert max(store.fetched.values()) <= 2
     assert len(store.fetched) == SHARDS
+
+
+@pytest.fixture
+def bucket(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The set behind moto's server, which speaks S3 over HTTP."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("flask_cors")
+    boto3 = pytest.importorskip("boto3")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="shelf")
+    for path in stored.iterdir():
+        client.upload_file(str(path), "shelf", f"c4/{path.name}")
+    yield "s3://shelf/c4"
+    server.stop()
+
+
+def test_a_copy_that_rots_in_the_cache_is_trained_on(
+    bucket: str, stored: Path, tmp_path: Path
+) -> None:
+    address, cache = bucket, tmp_path / "cache"
+    read_all(address, cache)
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())
+    names = ("manifest.json", "tokenizer.json", "00003-000.tokens", "00007-000.tokens")
+    for name in names:
+        before = (folder / name).stat()
+        content = bytearray((folder / name).read_bytes())
+        content[-1] ^= 1
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a disk rots
+    with get_context("spawn").Pool(3) as pool:
+        answers = pool.starmap(read_all_and_say, [(address, cache)] * 3)
+    assert [rows for rows, _ in answers] == [list(range(6 * SHARDS))] * 3
+    assert Counter(line for _, told in answers for line in told) == {
+        f"{folder / name}: is damaged, its checksum differs; fetching it again": 1 for name in names
+    }
+    for name in names:
+        assert (folder / name).read_bytes() == (stored / name).read_bytes()
+
+
+def test_the_cache_outgrows_its_limit_or_loses_what_a_run_reads_or_used_last(
+    tmp_path: Path,
+) -> None:
+    cache = tmp_path / "cache"
+    made = [
+        numbered_set(tmp_path / name / "set", [600] * 4, LENGTH, first)
+        for first, name in enumerate(("read", "old", "recent", "new"))
+    ]
+    read, old, recent, new = (path.as_uri() for path in made)
+    size = sum(path.stat().st_size for path in made[0].glob("*.tokens"))
+    folder = {address: open_token_set(address, cache).path for address in (read, old, recent)}
+
+    def start(limit: int) -> None:
+        """What a run that trains on `new` does first."""
+        data = DataConfig(
+            train=[DataSource(path=new)],
+            sequence_length=LENGTH,
+            cache_dir=cache,
+            cache_bytes=limit,
+        )
+        check_data(data, MODEL)
+
+    context = get_context("spawn")
+    opened = context.Event()
+    reader = context.Process(target=hold_open, args=(read, cache, opened))
+    reader.start()
+    try:
+        for address in (read, old):
+            read_all(address, cache)
+        open_token_set(old, cache).sequence(0, LENGTH)  # its first shard is the one used last
+        read_all(recent, cache)
+        assert opened.wait(60)
+        start(4 * size - size // 2)
+        names = {path.name for path in folder[old].glob("*.tokens")}
+        assert "00000-000.tokens" in names
+        assert len(names) < 3
+        for address in (read, recent):
+            assert len(list(folder[address].glob("*.tokens"))) == 4
+        start(2 * size)
+        assert not folder[old].exists()
+        assert not folder[recent].exists()
+        assert len(list(folder[read].glob("*.tokens"))) == 4
+    finally:
+        reader.kill()  # no word from it: the system lets go
+        reader.join()
+    start(size)
+    assert not folder[read].exists()
+    assert read_all(new, cache) == list(range(3, 3 + 600 * 4))
+    with pytest.raises(UserError, match=f"cache_bytes: .* set {size} or more"):
+        start(size - 1)

@@ -47,6 +47,7 @@ NOT_IDENTITY = frozenset(
         "data.validation",
         "data.exhausted",
         "data.cache_dir",
+        "data.cache_bytes",
         "data.accept_changed",
     }
 )

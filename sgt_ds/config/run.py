@@ -100,6 +100,9 @@ class DataConfig(Section):
     """When a set has been read once: read it again in another order, or save and end the run."""
     cache_dir: Path | None = None
     """Where shards of remote sets are kept; null is sgt-ds under the user's cache directory."""
+    cache_bytes: PositiveInt | None = None
+    """Bytes that all remote sets kept there may take: at a start, sets that no run reads make way,
+    those unused longest first; null: nothing is removed."""
     accept_changed: bool = False
     """Go on from a checkpoint although the data sets, their weights or the length have changed."""
 

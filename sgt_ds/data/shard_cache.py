@@ -1,15 +1,16 @@
-"""Shards of a remote prepared set, kept on a local disk: fetched once, checked, whole or absent.
+"""Shards of a remote prepared set, kept on a local disk: fetched once, checked at every start.
 
 Knows names and checksums of a manifest, no tokens and no order. Processes of one host share a
-directory; each file is fetched by one of them. Nothing is ever removed here.
+directory; each file is fetched, and read to be checked, by one of them.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,14 +20,18 @@ from urllib.parse import urlsplit, urlunsplit
 
 import xxhash
 
+from sgt_ds.data.cache_limit import alone, hold, note_use, note_whole, whole_at
 from sgt_ds.data.manifest import NAME, Manifest, ShardEntry, read_manifest
 from sgt_ds.data.remote import RemoteStream, remote_state
 from sgt_ds.errors import UserError
 from sgt_ds.files import atomic_writer
 
-# Files that are fetched at a time, ahead of need.
+log = logging.getLogger("sgt_ds")
+
+# Files that are fetched or checked at a time, ahead of need.
 FETCHES = 8
 PIECE_BYTES = 1 << 20
+DAMAGED = "%s: is damaged, its checksum differs; fetching it again"
 
 
 class _Hash(Protocol):
@@ -45,13 +50,15 @@ class ShardCache:
         self._location = location.rstrip("/")
         self.name = _without_secrets(self._location)
         content = self._manifest_bytes()
-        root = _default_directory() if cache_dir is None else cache_dir
-        self.directory = root / hashlib.sha256(content).hexdigest()[:32]
+        self.directory = cache_root(cache_dir) / hashlib.sha256(content).hexdigest()[:32]
+        self._opened = time.time()
+        self._whole: set[str] = set()
         with self._writing():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            if not (self.directory / NAME).exists():
-                with _alone(self.directory, NAME), atomic_writer(self.directory / NAME) as stream:
-                    stream.write(content)
+            hold(self.directory, self)
+            with alone(self.directory, NAME):
+                if not self._holds(NAME, content):
+                    with atomic_writer(self.directory / NAME) as stream:
+                        stream.write(content)
         self.manifest: Manifest = read_manifest(self.directory)
         tokenizer = self.manifest.tokenizer
         self._fetch(tokenizer.file, None, tokenizer.sha256, hashlib.sha256)
@@ -60,11 +67,13 @@ class ShardCache:
         self._pool: ThreadPoolExecutor | None = None
 
     def fetch(self, shard: ShardEntry) -> None:
-        """Wait until a shard lies in `directory`.
+        """Wait until a shard lies in `directory`, whole.
 
+        One that lay there before is read once after the set was opened, by one process of the host,
+        and fetched again where its checksum differs.
         Raises: UserError where it cannot be fetched or is not the one that the manifest names.
         """
-        if (self.directory / shard.file).exists():
+        if self._is_here(shard):
             return
         with self._lock:
             running = self._fetches.get(shard.file)
@@ -75,10 +84,11 @@ class ShardCache:
             running.result()
 
     def fetch_ahead(self, shards: Sequence[ShardEntry]) -> None:
-        """Fetch shards in the background, in that order. What fails is told when it is needed."""
+        """Fetch and check shards in the background, in that order. What fails is told when needed."""
+        note_use(self.directory)
         with self._lock:
             for shard in shards:
-                if shard.file in self._fetches or (self.directory / shard.file).exists():
+                if shard.file in self._fetches or self._is_here(shard):
                     continue
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(FETCHES, thread_name_prefix="shard-fetch")
@@ -106,37 +116,56 @@ class ShardCache:
         stream.close()
         return content
 
+    def _holds(self, name: str, content: bytes) -> bool:
+        path = self.directory / name
+        if not path.exists():
+            return False
+        if path.read_bytes() != content:
+            log.warning(DAMAGED, path)
+            return False
+        return True
+
+    def _is_here(self, shard: ShardEntry) -> bool:
+        return shard.file in self._whole and (self.directory / shard.file).exists()
+
     def _fetch(
         self, name: str, size: int | None, digest: str, new_hash: Callable[[], _Hash]
     ) -> None:
         if Path(name).name != name or name.startswith("."):
             raise UserError(f"{self.name}/{NAME}", "file", f"'{name}' is no plain file name")
         target = self.directory / name
-        if target.exists():
-            return
-        address, shown = f"{self._location}/{name}", f"{self.name}/{name}"
-        with self._writing(), _alone(self.directory, name):
-            if target.exists():  # another process fetched it meanwhile
-                return
-            hasher, received = new_hash(), 0
-            try:
-                stream = RemoteStream(address, remote_state(address))
-            except FileNotFoundError:
-                raise UserError(shown, None, "is missing; fetch or prepare the set again") from None
-            with atomic_writer(target) as output:
-                while piece := stream.read(PIECE_BYTES):
-                    hasher.update(piece)
-                    output.write(piece)
-                    received += len(piece)
-                stream.close()
-                if hasher.hexdigest() != digest:
-                    sizes = "" if size in (None, received) else f" ({received} bytes of {size})"
-                    raise UserError(
-                        shown,
-                        None,
-                        f"is not the file that {NAME} names{sizes}: its checksum differs; copy the "
-                        "set to the store again",
-                    )
+        with self._writing(), alone(self.directory, name) as lock:
+            if target.exists():
+                # Found whole, or fetched, by another process since this one opened the set?
+                if whole_at(lock) < self._opened and not _matches(target, digest, new_hash()):
+                    log.warning(DAMAGED, target)
+                    self._download(target, size, digest, new_hash())
+            else:
+                self._download(target, size, digest, new_hash())
+            note_whole(lock)
+        self._whole.add(name)
+
+    def _download(self, target: Path, size: int | None, digest: str, hasher: _Hash) -> None:
+        address, shown = f"{self._location}/{target.name}", f"{self.name}/{target.name}"
+        received = 0
+        try:
+            stream = RemoteStream(address, remote_state(address))
+        except FileNotFoundError:
+            raise UserError(shown, None, "is missing; fetch or prepare the set again") from None
+        with atomic_writer(target) as output:
+            while piece := stream.read(PIECE_BYTES):
+                hasher.update(piece)
+                output.write(piece)
+                received += len(piece)
+            stream.close()
+            if hasher.hexdigest() != digest:
+                sizes = "" if size in (None, received) else f" ({received} bytes of {size})"
+                raise UserError(
+                    shown,
+                    None,
+                    f"is not the file that {NAME} names{sizes}: its checksum differs; copy the "
+                    "set to the store again",
+                )
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -147,22 +176,25 @@ class ShardCache:
             raise UserError(
                 where,
                 "data.cache_dir",
-                f"cannot be written ({error.strerror or error}); name a directory with enough room",
+                f"cannot be written ({error.strerror or error}); name a directory with enough room, "
+                "or set data.cache_bytes, so that sets read no more make way",
             ) from None
 
 
-@contextmanager
-def _alone(directory: Path, name: str) -> Iterator[None]:
-    """Hold a file's lock: of all processes and threads that share the cache, one fetches it.
+def cache_root(cache_dir: Path | None) -> Path:
+    """`data.cache_dir`, or where remote sets are kept without it."""
+    return _default_directory() if cache_dir is None else cache_dir
 
-    The system lets go of a lock whose holder died.
-    """
-    descriptor = os.open(directory / f".{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+
+def _matches(path: Path, digest: str, hasher: _Hash) -> bool:
+    """Whether a file is what it was when it was fetched. One that cannot be read is not."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        with path.open("rb") as stream:
+            while piece := stream.read(PIECE_BYTES):
+                hasher.update(piece)
+    except OSError:
+        return False
+    return hasher.hexdigest() == digest
 
 
 def _default_directory() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sgt_ds.config import DataConfig, ModelConfig
+from sgt_ds.data.cache_limit import check_limit, make_room
 from sgt_ds.data.manifest import NAME, Manifest, read_manifest
 from sgt_ds.data.remote import is_remote
-from sgt_ds.data.shard_cache import ShardCache
+from sgt_ds.data.shard_cache import ShardCache, cache_root
 from sgt_ds.data.shards import Shard
 from sgt_ds.errors import UserError
+
+log = logging.getLogger("sgt_ds")
 
 # Mapped shards are kept up to this many, over all open sets: the kernel allows a process about
 # 65,000 mappings, and each holds a file descriptor, of which others need this many.
@@ -224,8 +228,10 @@ def check_sequence_length(token_set: TokenSet, sequence_length: int) -> None:
 def check_data(data: DataConfig, model: ModelConfig) -> None:
     """Check that what the configuration names can train that model together.
 
+    Makes room for it in the cache of remote sets, where that has a limit.
     Raises: UserError where a set is missing or unfinished, sets were made by different tokenizers,
-    the vocabulary exceeds the model's, or the sequence is longer than any shard.
+    the vocabulary exceeds the model's, the sequence is longer than any shard, or remote sets exceed
+    the cache's limit.
     """
     locations = [source.path for source in data.train]
     if data.validation is not None:
@@ -241,6 +247,28 @@ def check_data(data: DataConfig, model: ModelConfig) -> None:
             )
         check_sequence_length(token_set, data.sequence_length)
     check_same_tokenizer(sets)
+    if data.cache_bytes is not None:
+        _make_room([token_set for token_set in sets if token_set.is_remote], data)
+
+
+def _make_room(remote: list[TokenSet], data: DataConfig) -> None:
+    """While `remote` are open: what they need is not what goes."""
+    assert data.cache_bytes is not None
+    check_limit(
+        {one.path: sum(shard.bytes for shard in one.manifest.shards) for one in remote},
+        data.cache_bytes,
+    )
+    root = cache_root(data.cache_dir)
+    try:
+        removed = make_room(root, data.cache_bytes)
+    except OSError as error:
+        raise UserError(
+            root, "data.cache_dir", f"cannot be emptied ({error}); name a directory of yours"
+        ) from None
+    if removed:
+        log.info(
+            "data.cache_bytes: %d files of sets read no more removed from %s", len(removed), root
+        )
 
 
 def check_same_tokenizer(sets: list[TokenSet]) -> None:

@@ -125,7 +125,7 @@ def bench_exporter(
             page = answer.read()
         for _ in range(3):
             step()
-        taken = 0
+        taken, seconds = 0, _BENCH_INTERVAL_SECONDS * scrapes / rounds
         alone: list[float] = []
         scraped: list[float] = []
         cpu = {True: 0.0, False: 0.0}
@@ -134,11 +134,13 @@ def bench_exporter(
                 for scraping, times in ((False, alone), (True, scraped)):
                     _tell(scraper, "on" if scraping else "off")
                     others = time.process_time() - time.thread_time()
-                    times.append(_timed(step, seconds=_BENCH_INTERVAL_SECONDS * scrapes / rounds))
+                    times.append(_timed(step, seconds=seconds))
                     found = _tell(scraper, "off") if scraping else 0
                     cpu[scraping] += time.process_time() - time.thread_time() - others
                     taken += found
-                    progress.advance(found)
+                    # The turn without scrapes is half of the way to them.
+                    half = scrapes / rounds / 2
+                    progress.advance(found - half if scraping else half)
     finally:
         scraper.kill()
         scraper.wait()
