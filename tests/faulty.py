@@ -131,11 +131,11 @@ def full_disk(trainer: Any, rank: int, steps: list[int], size: int = 200_000) ->
 def no_memory(trainer: Any, rank: int) -> None:
     """The allocation of a checkpoint's copy fails."""
 
-    def refuse(self: Snapshots, size: int) -> torch.Tensor:
-        raise MemoryError(f"{size} bytes are not to be had")
+    def refuse(self: Snapshots, source: torch.Tensor) -> torch.Tensor:
+        raise MemoryError(f"{source.numel()} bytes are not to be had")
 
     if trainer.ranks.rank == rank:
-        Snapshots._buffer = refuse  # type: ignore[method-assign]
+        Snapshots._bytes = refuse  # type: ignore[method-assign]
 
 
 def _after(trainer: Any, step: int, act: Callable[[], None]) -> None:

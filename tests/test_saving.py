@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import runs
+import torch
 from forked import Nursery
 
 from sgt_ds.checkpoints import (
@@ -19,6 +20,7 @@ from sgt_ds.checkpoints import (
     read_state,
     verify,
 )
+from sgt_ds.checkpoints.snapshot import Snapshots
 from sgt_ds.files import LineFile
 
 FAULTY = "faulty:main"
@@ -200,13 +202,34 @@ def test_the_bench_of_saving_measures_nothing_or_leaves_something(
 ) -> None:
     (tmp_path / "scratch").mkdir()
     command = ["bench", "checkpoint", "--preset", "tiny", "--rounds", "2", "--json"]
+    command += ["--threads", "1"]
     told = nursery.start(
         tmp_path / "log", [*command, "--scratch", tmp_path / "scratch"], entry="sgt_ds.cli:main"
     ).end()
     [line] = [line for line in told.splitlines() if line.startswith('{"preset"')]
-    bench = json.loads(line)
+    [bench] = json.loads(line)["by_threads"]
     # Weights, master weights and two moments, four bytes each.
     assert bench["checkpoint_bytes"] > 16 * bench["parameters"]
     assert bench["stall_ratio"] == bench["stall_seconds"] / bench["at_once_seconds"] > 0
     assert bench["written_seconds"] > bench["stall_seconds"]
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_the_first_copy_of_a_checkpoint_waits_for_new_memory() -> None:
+    tensors = {name: torch.full((3_000_000,), 1.0) for name in "abc"}
+    pages = sum(tensor.nbytes for tensor in tensors.values()) // resource.getpagesize()
+
+    def faults_of_a_copy(snapshots: Snapshots) -> int:
+        snapshots.begin()
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        copied = snapshots.copy(tensors)
+        after = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        snapshots.end()
+        assert all(torch.equal(copied[name], tensors[name]) for name in tensors)
+        snapshots.close()
+        return after - before
+
+    assert faults_of_a_copy(Snapshots()) < pages / 10
+    prepared = Snapshots()
+    prepared.prepare(tensor.nbytes for tensor in tensors.values())
+    assert faults_of_a_copy(prepared) < pages / 10

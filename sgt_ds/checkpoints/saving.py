@@ -140,6 +140,11 @@ class Saver:
         self._cancelled = Event()
         self._flight: _Flight | None = None
 
+    def prepare(self) -> None:
+        """Get the memory for a copy beside what follows: the first save finds it there."""
+        if self._background:
+            self._snapshots.prepare(saved_sizes(self._engine))
+
     @property
     def step(self) -> int | None:
         """Step of the save that is under way, the same on all ranks; None where there is none."""
@@ -195,7 +200,7 @@ class Saver:
             full = [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]
             if full:  # then all ranks write at once: none trains on while another still writes
                 background = False
-                self._snapshots = Snapshots()
+                self._snapshots.close()
                 if self._rank == 0:
                     log.warning(
                         "step %d: no room in memory for a copy of the checkpoint (%s); "
@@ -269,6 +274,7 @@ class Saver:
         self._cancelled.set()
         if self._flight is not None:
             self._flight.job.join()
+        self._snapshots.close()
 
     def _make_room(self, step: int) -> int:
         """Rank 0: an empty folder to write into. Returns the checkpoint's sequence number."""
@@ -361,3 +367,17 @@ def rng_name(rank: int) -> str:
 def parameter_shapes(engine: Any) -> dict[str, list[int]]:
     """Name and shape of every parameter of the engine's module."""
     return {name: list(tensor.shape) for name, tensor in engine.module.named_parameters()}
+
+
+def saved_sizes(engine: Any) -> list[int]:
+    """Bytes of each tensor of this rank that a checkpoint will hold, moments included.
+
+    `engine`: DeepSpeed's, with AdamW and ZeRO 0 to 2, before its first update or after.
+    """
+    groups = engine.optimizer.param_groups  # under ZeRO the flat float32 weights of this rank
+    masters = [tensor for group in groups for tensor in group["params"]]
+    tensors = masters * (3 if engine.save_zero_checkpoint else 2)
+    if engine.save_non_zero_checkpoint:
+        weights = engine.module.state_dict().values()
+        tensors += {tensor.untyped_storage()._cdata: tensor for tensor in weights}.values()
+    return [tensor.untyped_storage().nbytes() for tensor in tensors]

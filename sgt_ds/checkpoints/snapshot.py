@@ -7,37 +7,56 @@ or identity there shares it here.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sgt_ds.checkpoints.host_memory import HostMemory
+
+# Copies begin at multiples of this: tensors may be of any dtype.
+_ALIGNMENT = 64
+# Room for that, and for a counter beside each tensor.
+_ROUNDING_BYTES = 4 * _ALIGNMENT
+
 
 class Snapshots:
-    """Copies nested values, one save after another, into buffers that are used again.
+    """Copies nested values, one save after another, into memory that is used again.
 
-    The buffers stay: they hold as many bytes as this rank writes into a checkpoint. Where CUDA is
-    there they are page-locked, and torch rounds the size of each up to a power of two: at worst
-    they take twice as much. A copy is valid until the next `begin`.
+    It stays: as many bytes as this rank writes into a checkpoint, page-locked where CUDA is there.
+    A copy is valid until the next `begin`.
     """
 
     def __init__(self) -> None:
-        self._buffers: list[Tensor] = []
-        self._used = 0
+        self._memory: list[HostMemory] = []
+        self._place = (0, 0)  # of the next copy: which memory, and where in it
         self._seen: dict[int, Any] = {}
         self._originals: list[Any] = []  # an id is only good as long as its object lives
         self._storages: dict[int, torch.UntypedStorage] = {}
-        self._pin = torch.cuda.is_available()
+
+    def prepare(self, sizes: Iterable[int]) -> None:
+        """Get memory for tensors of so many bytes, beside what follows; what it lacks, `copy` gets."""
+        self._memory.append(HostMemory(sum(size + _ROUNDING_BYTES for size in sizes)))
 
     def begin(self) -> None:
-        """Start the next save: its copies take the buffers of the one before."""
-        self._used = 0
+        """Start the next save: its copies take the memory of the one before."""
+        for memory in self._memory:
+            memory.wait()
+        self._memory = [memory for memory in self._memory if memory.fault is None]
+        self._place = (0, 0)
 
     def end(self) -> None:
         """All is copied: wait for what is still on its way from the device."""
         self._seen, self._storages, self._originals = {}, {}, []
-        if self._pin:
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
+
+    def close(self) -> None:
+        """Give the memory back. Copies in use stay."""
+        for memory in self._memory:
+            memory.close()
+        self._memory = []
 
     def copy(self, value: Any) -> Any:
         """A deep copy of `value`: dicts, lists and tuples of tensors and plain objects."""
@@ -88,19 +107,21 @@ class Snapshots:
         key = storage._cdata
         if key not in self._storages:
             source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            buffer = self._buffer(storage.nbytes())
-            buffer.copy_(source, non_blocking=True)
-            self._storages[key] = buffer.untyped_storage()
+            made = self._bytes(source) if storage.nbytes() else torch.empty(0)
+            self._storages[key] = made.untyped_storage()
             self._originals.append(storage)
         return self._storages[key]
 
-    def _buffer(self, size: int) -> Tensor:
-        """The next buffer, of `size` bytes: that of the save before, which copied the same things."""
-        if self._used < len(self._buffers) and self._buffers[self._used].numel() == size:
-            buffer = self._buffers[self._used]
-        else:
-            del self._buffers[self._used :]
-            buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin and size > 0)
-            self._buffers.append(buffer)
-        self._used += 1
-        return buffer
+    def _bytes(self, source: Tensor) -> Tensor:
+        """A copy in the next free memory: where it lay in the save before, of the same things."""
+        size, (which, offset) = source.numel(), self._place
+        while which < len(self._memory) and offset + size > self._memory[which].size:
+            which, offset = which + 1, 0
+        if which == len(self._memory):
+            more = HostMemory(size)
+            more.wait()
+            if more.fault is not None:
+                raise MemoryError(more.fault)
+            self._memory.append(more)
+        self._place = which, offset + -(-size // _ALIGNMENT) * _ALIGNMENT
+        return self._memory[which].copy(offset, source)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
 from sgt_ds.config import PRESETS
 from sgt_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from sgt_ds.training import SavingBench
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -33,6 +38,14 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--scratch", type=Path, metavar="DIR", help="on the disk to measure (default: temporary)"
     )
+    parser.add_argument(
+        "--threads",
+        type=whole_number(1),
+        nargs="+",
+        default=[1, 2],
+        metavar="N",
+        help="threads of torch, each number in a process of its own (default: 1 2)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -40,32 +53,46 @@ def checkpoint(options: argparse.Namespace) -> None:
     """Measure and print."""
     if options.scratch is not None and not options.scratch.is_dir():
         raise UserError("--scratch", None, f"{options.scratch} is no folder; make it first")
-    # DeepSpeed logs to what stdout is at its import: keep it out of --json.
-    with contextlib.redirect_stdout(sys.stderr):
-        from sgt_ds.training import bench_saving
-
-        bench = bench_saving(
-            PRESETS[options.preset],
-            dtype=options.dtype,
-            rounds=options.rounds,
-            micro_batch_size=options.micro_batch_size,
-            sequence_length=options.seq_len,
-            scratch=options.scratch,
-        )
+    benches = []
+    for threads in options.threads:
+        # The first save of a process is its only first one.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            benches.append(pool.submit(_measure, options, threads).result())
     if options.json:
-        print_json({"preset": options.preset, **bench.as_json()})
+        print_json({"preset": options.preset, "by_threads": [one.as_json() for one in benches]})
         return
+    for bench in benches:
+        _print(options.preset, bench)
+
+
+def _measure(options: argparse.Namespace, threads: int) -> SavingBench:
+    sys.stdout = sys.stderr  # DeepSpeed logs to what stdout is at its import: keep it out of --json
+    from sgt_ds.training import bench_saving
+
+    return bench_saving(
+        PRESETS[options.preset],
+        threads=threads,
+        dtype=options.dtype,
+        rounds=options.rounds,
+        micro_batch_size=options.micro_batch_size,
+        sequence_length=options.seq_len,
+        scratch=options.scratch,
+    )
+
+
+def _print(preset: str, bench: SavingBench) -> None:
+    threads = f"{bench.threads} thread{'s' if bench.threads > 1 else ''}"
     print(
-        f"{options.preset}: {bench.parameters:,} parameters, {bench.dtype}, {bench.device} "
-        f"({bench.threads} threads), a checkpoint of {bench.checkpoint_bytes / 1e6:,.0f} MB, "
-        f"medians of {bench.rounds} rounds"
+        f"{preset}: {bench.parameters:,} parameters, {bench.dtype}, {bench.device}, {threads}, "
+        f"a checkpoint of {bench.checkpoint_bytes / 1e6:,.0f} MB, medians of {bench.rounds} rounds"
     )
     print(f"written at once        {bench.at_once_seconds:8.3f} s, all of it a stall")
-    print(
-        f"written beside         {bench.written_seconds:8.3f} s, of which a stall "
-        f"{bench.stall_seconds:.3f} s (the first time {bench.first_stall_seconds:.3f} s)"
-    )
-    print(f"stall ratio            {bench.stall_ratio:8.3f}")
+    for which, stall, ratio in (
+        ("first save", bench.first_stall_seconds, bench.first_stall_ratio),
+        ("later saves", bench.stall_seconds, bench.stall_ratio),
+    ):
+        print(f"beside, {which:<14} {stall:8.3f} s of a stall, {ratio:.3f} of that")
+    print(f"beside, until written  {bench.written_seconds:8.3f} s")
     beside = bench.step_beside_seconds
     print(
         f"an update              {bench.step_seconds:8.3f} s alone"

@@ -67,6 +67,10 @@ class RunCheckpoints:
         if self._ranks.is_main:
             checkpoints.settle(self._directory, newest, self._retention)
 
+    def prepare(self) -> None:
+        """Get what the first save needs, beside training."""
+        self._saver.prepare()
+
     def is_busy(self) -> bool:
         """Whether this rank still writes."""
         return self._saver.is_busy()

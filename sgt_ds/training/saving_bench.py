@@ -30,9 +30,10 @@ class SavingBench:
     """Medians over the rounds, seconds. `stall`: training does nothing else.
 
     `checkpoint_bytes`: of one checkpoint. `at_once_seconds`: a save that is waited for.
-    `stall_seconds`: of a save beside training, `first_stall_seconds` that of the first, which finds
-    its buffers. `written_seconds`: until such a save is complete. `stall_ratio`: stall_seconds to
-    at_once_seconds. `step_seconds`: an update alone; `step_beside_seconds`: while one is written.
+    `stall_seconds`: of a save beside training, the process's first left out; that one's is
+    `first_stall_seconds`. `stall_ratio`, `first_stall_ratio`: to at_once_seconds.
+    `written_seconds`: until such a save is complete. `step_seconds`: an update alone;
+    `step_beside_seconds`: while one is written.
     """
 
     parameters: int
@@ -45,6 +46,7 @@ class SavingBench:
     stall_seconds: float
     first_stall_seconds: float
     stall_ratio: float
+    first_stall_ratio: float
     written_seconds: float
     step_seconds: float
     step_beside_seconds: float | None
@@ -57,17 +59,19 @@ class SavingBench:
 def bench_saving(
     model: ModelConfig,
     *,
+    threads: int,
     dtype: str,
     rounds: int,
     micro_batch_size: int,
     sequence_length: int,
     scratch: Path | None,
 ) -> SavingBench:
-    """Time both ways of saving in turn, `rounds` times.
+    """Time both ways of saving in turn, `rounds` times. The first save must be this process's first.
 
-    `dtype`: fp32 or bf16. `scratch`: where checkpoints are written for a while; None: the system's
+    `threads`: torch's on the CPU. `dtype`: fp32 or bf16. `scratch`: where checkpoints are written for a while; None: the system's
     temporary folder. Raises: SaveFailed where it is full.
     """
+    torch.set_num_threads(threads)
     ranks = join_ranks(TIMEOUT_SECONDS)
     try:
         with tempfile.TemporaryDirectory(prefix="sgt-ds-bench-", dir=scratch) as folder:
@@ -107,6 +111,7 @@ def _measure(
         )
 
     at_once, beside = saver(False), saver(True)
+    beside.prepare()  # as a run does when it begins to train
     update()  # the optimizer's state is there from now on
     alone = [update() for _ in range(3)]
     waits, stalls, written, during, size = [], [], [], [], 0
@@ -130,6 +135,8 @@ def _measure(
             size = sum(file.stat().st_size for file in saved.path.iterdir())
             alone.append(update())
             progress.advance(1)
+    at_once.close()
+    beside.close()
     later = stalls[1:] or stalls
     stall, at_once_seconds = statistics.median(later), statistics.median(waits)
     return SavingBench(
@@ -143,6 +150,7 @@ def _measure(
         stall_seconds=stall,
         first_stall_seconds=stalls[0],
         stall_ratio=stall / at_once_seconds,
+        first_stall_ratio=stalls[0] / at_once_seconds,
         written_seconds=statistics.median(written),
         step_seconds=statistics.median(alone),
         step_beside_seconds=statistics.median(during) if during else None,

@@ -105,6 +105,7 @@ class Trainer:
         Raises: Diverged, StateMismatch.
         """
         self.checkpoints.saved_step = self.clock.step  # what was loaded needs no second save
+        self.checkpoints.prepare()
         now = time.perf_counter()
         self._started_at, self._last_logged = (now, self.clock.step), (now, self.clock.tokens)
         end: Literal["completed", "stopped", "failed"] = "failed"
