@@ -116,6 +116,31 @@ def test_bad_usage_of_the_bench_starts_a_run_or_prints_a_traceback(
     assert named in lines[0]
 
 
+def test_gpus_that_are_hidden_are_taken_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_file(tmp_path)
+    for hidden in ("", " , "):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        done = bench("train", str(run))
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert "CUDA_VISIBLE_DEVICES: is set and names no GPU" in line
+
+
+def test_gpus_that_only_the_last_run_lacks_are_told_after_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    scratch = tmp_path / "scratch"
+    words = ("--num-gpus", "1", "2", "--variants", "vanilla", "--scratch", str(scratch))
+    done = bench("train", str(run_file(tmp_path)), *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "CUDA_VISIBLE_DEVICES: names no 2 GPUs" in line
+    assert not scratch.exists()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"runs": []}'])
 def test_a_forecast_from_something_else_prints_a_traceback(text: str, tmp_path: Path) -> None:
     points = tmp_path / "points.json"

@@ -17,6 +17,7 @@ from runs import end, environment, free_ports, launcher, write_data, write_run
 from test_monitoring import MONITORING, Prometheus, service, shipped_expressions
 
 from sgt_ds.telemetry.dashboards import DASHBOARDS, write_dashboards
+from sgt_ds.telemetry.dashboards import main as write_all
 from sgt_ds.telemetry.grafana_panels import COLOURS
 
 TYPES = Path(__file__).parent / "grafana"
@@ -55,6 +56,17 @@ def test_the_committed_dashboards_are_not_what_the_code_writes(tmp_path: Path) -
     assert {file.name for file in written} == {file.name for file in JSON.glob("*.json")}
     for file in written:
         assert file.read_text() == (JSON / file.name).read_text()
+
+
+def test_a_new_folder_for_dashboards_ends_in_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert write_all([str(tmp_path / "new" / "folder")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(DASHBOARDS)
+    (tmp_path / "file").touch()
+    assert write_all([str(tmp_path / "file")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path / 'file'}: cannot be written" in line
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)

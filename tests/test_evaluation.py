@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,21 @@ def test_a_row_of_another_form_ends_in_a_traceback(
     assert main([*command, "--tasks", "arc_hard"]) == 2
     assert "'arc_hard' is unknown" in capsys.readouterr().err
     assert main([*command, "--tasks", "sciq"]) == 2
+
+
+def test_without_a_network_nobody_says_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["eval", "tasks", str(tmp_path), "--tasks", "sciq"]
+    mend = "give --data FOLDER that holds sciq/validation.jsonl"
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert main(command) == 2
+    assert mend in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.delitem(sys.modules, "datasets")
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    assert main(command) == 2
+    assert mend in capsys.readouterr().err.splitlines()[-1]
 
 
 def item(index: int, right: bool, bits: float = 1.0) -> ItemResult:

@@ -111,3 +111,28 @@ def test_another_document_ends_in_a_traceback(
     said = capsys.readouterr().err
     assert said.startswith(f"sgt-ds: {file}")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "named"),
+    [
+        ("NaN", "0.1", "collectives.2.all_reduce.small: nan is no measurement"),
+        ("1e-5", "1e999", "collectives.2.all_reduce.large: inf is no measurement"),
+        ("0.1", "0.1", "collectives.2.all_reduce: 1000000 bytes in 0.1 s, 4096 bytes in 0.1 s"),
+        ("1e-5", "0.1", "collectives.2.all_reduce: 1000000 bytes in 0.1 s are fewer a second"),
+        ("-1", "0.1", "collectives.2.all_reduce"),
+    ],
+)
+def test_figures_that_cannot_be_are_forecast_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], small: str, large: str, named: str
+) -> None:
+    seconds = f'{{"all_reduce": {{"small": {small}, "large": {large}}}, "large_bytes": 1000000}}'
+    file = tmp_path / "points.json"
+    file.write_text(f'{{"setting": {{}}, "runs": [{{}}], "collectives": {{"2": {seconds}}}}}')
+    assert main(["bench", "forecast", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sgt-ds: {file}: {named}")
+    assert "measure again" in line
+    assert main(["bench", "forecast", str(tmp_path / "nope.json")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sgt-ds: {tmp_path / 'nope.json'}: no such file; give what")

@@ -304,6 +304,12 @@ def test_a_folder_that_is_no_export_is_one_line(
     assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "is no export" in line
+    for text in ("{}", "[]", '{"model_type": "gpt2"}'):
+        (tmp_path / "config.json").write_text(text)
+        assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{tmp_path / 'config.json'}: model_type: " in line
+        assert "give what `sgt-ds convert` wrote" in line
 
 
 @pytest.mark.parametrize("where", ["auto", "disk"])

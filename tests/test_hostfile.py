@@ -41,6 +41,7 @@ REFUSED = {
     "ipv6_brackets": (b"[::1] slots=2\n", "line 1"),
     "port": (b"a:22 slots=2\n", "line 1"),
     "bad_ipv4": (b"10.0.0.256 slots=2\n", "line 1"),
+    "bad_ipv4_first": (b"256.1.1.1 slots=2\n", "line 1"),
     "short_ipv4": (b"10.0.1 slots=2\n", "line 1"),
     "option": (b"-oProxyCommand=touch slots=2\n", "line 1"),
     "command": (b"a;reboot slots=2\n", "line 1"),

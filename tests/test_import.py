@@ -16,11 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sgt_ds.checkpoints import read_start
 from sgt_ds.cli import main
+from sgt_ds.config import PRESETS
 from sgt_ds.data import open_token_set
 from sgt_ds.errors import UserError
 from sgt_ds.inference import convert, import_model
 from sgt_ds.model import Transformer
-from sgt_ds.training.start import load_start
+from sgt_ds.training.start import checked_start, load_start
 
 LENGTH = 32
 
@@ -151,6 +152,19 @@ def test_a_start_of_another_shape_is_one_line(tmp_path: Path) -> None:
     output = runs.run_to_end(runs.single(run, "model.rope_theta=10000.0"), expect=2)
     (line,) = [line for line in output.splitlines() if line.startswith("sgt-ds train:")]
     assert "model.rope_theta: is 50000.0 in the import and 10000.0 in this run" in line
+
+
+def test_init_at_something_else_is_not_told_from_a_damaged_start(tmp_path: Path) -> None:
+    for name, made, told in (
+        ("export", "export/model.safetensors", "is a model of transformers"),
+        ("run", "run/checkpoints/step-00000002", "name one of them as `fork`"),
+        ("other", "other/notes", "give what `sgt-ds import` wrote"),
+        ("nowhere", "elsewhere", "is no folder"),
+    ):
+        (tmp_path / made).mkdir(parents=True)
+        with pytest.raises(UserError, match=told) as refused:
+            checked_start(tmp_path / name, PRESETS["demo"])
+        assert str(refused.value).startswith(f"{tmp_path / name}: init: ")
 
 
 def test_init_and_fork_together_is_one_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -116,8 +117,23 @@ def test_bad_tokenizer_input_is_one_line_and_exit_2(
     arguments = ["--tokenizer", str(files["huggingface"]), "--out", out]
     assert main(["data", "prepare", corpus, *arguments, "--eos", "<end>"]) == 2
     assert "--eos" in capsys.readouterr().err
-    for size in ("10", "900000"):
-        train = ["tokenizer", "train", corpus, "--out", str(tmp_path / "x.model")]
-        assert main([*train, "--vocab-size", size]) == 2
-        assert f"{size} does not fit" in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "x.model").exists()
+
+
+def test_the_size_of_vocabulary_that_is_told_would_not_do(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.model"
+
+    def refusal(size: int) -> str:
+        train = ["tokenizer", "train", str(files["corpus"]), "--out", str(out)]
+        status = main([*train, "--vocab-size", str(size)])
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert (status == 2) is not out.exists()
+        out.unlink(missing_ok=True)
+        return line if status else ""
+
+    for size, told, step in ((1, r"give (\d+) or more", -1), (900_000, r"give (\d+) or less", 1)):
+        found = re.search(rf"--vocab-size: {size} .*{told}", refusal(size))
+        assert found
+        assert not refusal(int(found[1]))
+        assert refusal(int(found[1]) + step)

@@ -55,7 +55,7 @@ def test_a_wheel_leaves_out_what_runs_name(installed: Path, tmp_path: Path) -> N
 import json, sys
 from pathlib import Path
 import sgt_ds
-from sgt_ds.config import read_deepspeed_json
+from sgt_ds.config import load_run_config, read_deepspeed_json
 from sgt_ds.errors import UserError
 print(sgt_ds.__file__)
 print(read_deepspeed_json(Path("ds_configs/zero2_bf16.json"))["zero_optimization"]["stage"])
@@ -63,6 +63,8 @@ try:
     read_deepspeed_json(Path("ds_configs/zero9.json"))
 except UserError as error:
     print(error)
+path = Path("ds_configs/573m_one_gpu.yaml")
+print(path.exists(), load_run_config(path).preset)
 """
     answer = subprocess.run(
         [sys.executable, "-c", asked],
@@ -72,8 +74,9 @@ except UserError as error:
         text=True,
         check=True,
     )
-    module, stage, refused = answer.stdout.splitlines()
+    module, stage, refused, preset = answer.stdout.splitlines()
     assert Path(module).is_relative_to(installed)
     assert stage == "2"
     assert "ds_configs/zero9.json: no such DeepSpeed file" in refused
     assert "sgt-ds brings ds_configs/zero2_bf16.json" in refused
+    assert preset == "False 573m"

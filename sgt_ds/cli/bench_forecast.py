@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ LINKS = [200.0, 400.0]
 # Of a link's nominal speed, and of one hop between hosts: usual for RDMA, and no measurements.
 LINK_RATIO, HOP_MICROSECONDS = 0.85, 10.0
 BYTES_PER_GIGABIT = 1e9 / 8
+MEND = "give what that command printed with --num-gpus 1 2 or more"
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -86,7 +88,7 @@ def forecast(options: argparse.Namespace) -> None:
         raise UserError(
             options.points,
             None,
-            f"is no output of `sgt-ds bench train --json` ({type(error).__name__}: {error})",
+            f"is no output of `sgt-ds bench train --json` ({type(error).__name__}: {error}); {MEND}",
         ) from None
     if options.json:
         print_json(
@@ -147,22 +149,45 @@ def _answers(
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(path, None, f"cannot be read ({error})") from None
+    except FileNotFoundError:
+        raise UserError(path, None, f"no such file; {MEND}") from None
+    except OSError as error:
+        raise UserError(path, None, f"cannot be read ({error.strerror}); {MEND}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(path, None, f"is no JSON ({error}); {MEND}") from None
     wanted = {"setting", "runs", "collectives"}
     if not isinstance(document, dict) or not wanted <= document.keys() or not document["runs"]:
-        raise UserError(path, None, "is no output of `sgt-ds bench train --json`")
+        raise UserError(path, None, f"is no output of `sgt-ds bench train --json`; {MEND}")
+    for field, number in _numbers(document):
+        if not math.isfinite(number):
+            raise UserError(path, field, f"{number} is no measurement; measure again")
     return document
+
+
+def _numbers(value: Any, field: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers, with the keys that lead to them."""
+    if isinstance(value, dict | list):
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in entries:
+            yield from _numbers(inner, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, float):
+        yield field, value
 
 
 def _links(document: dict[str, Any], path: Path) -> dict[int, Link]:
     """What joins the ranks, by their number."""
     from sgt_ds.launch import Link, link_of
 
-    links = {
-        int(ranks): link_of(seconds, int(ranks))
-        for ranks, seconds in document["collectives"].items()
-    }
+    links = {}
+    for ranks, measured in document["collectives"].items():
+        try:
+            links[int(ranks)] = link_of(measured, int(ranks))
+        except ValueError as error:
+            raise UserError(
+                path,
+                f"collectives.{ranks}.all_reduce",
+                f"{error}; measure again on a host that does nothing else",
+            ) from None
     if not links:
         raise UserError(
             path, "collectives", "are of one rank only; measure with --num-gpus 1 2 or more"

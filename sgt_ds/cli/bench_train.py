@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -76,6 +77,13 @@ def train(options: argparse.Namespace) -> None:
     from sgt_ds.config import load_run_config
     from sgt_ds.launch import GRADIENT_BYTES, RunWish, bench_collectives, bench_runs, variant
 
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip(", ") == "":
+        raise UserError(
+            "CUDA_VISIBLE_DEVICES",
+            None,
+            "is set and names no GPU, but DeepSpeed's launcher would take the first ones all the "
+            "same; name those that are free by number, or unset it",
+        )
     config = load_run_config(options.run, options.overrides)
     micro = config.training.micro_batch_size
     global_batch = {

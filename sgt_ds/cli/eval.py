@@ -136,13 +136,17 @@ def tasks(options: argparse.Namespace) -> None:
     keep_deepspeed_quiet()
     chosen = find_tasks(options.tasks)
     rules: tuple[Rule, ...] = RULES if options.rule == "both" else (_RULE_FLAGS[options.rule],)
-    from sgt_ds.evaluation import Suite, load_questions, write_items
+    from sgt_ds.evaluation import HUB, Suite, load_questions, write_items
     from sgt_ds.inference import load_scored_model
     from sgt_ds.progress import Progress
 
     if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
         # Told before hours of scoring, not after.
         raise UserError("--out", None, f"{options.out} cannot be a file; name one in a folder")
+    if not options.directory.exists():
+        raise UserError(options.directory, None, "is not there; give an export, a model or a run")
+    if options.data.partition(":")[0] == HUB:
+        print("eval: asking for public sets; --data FOLDER reads files instead", file=sys.stderr)
     questions = [
         load_questions(task, rule, options.data, split=options.split, limit=options.limit)
         for rule in rules

@@ -1,9 +1,9 @@
 """Typed run configuration: presets, RUN.yaml with overrides, the DeepSpeed JSON. Imports no room."""
 
+from sgt_ds.config.brought import brought_along
 from sgt_ds.config.deepspeed import (
     Precision,
     accumulation_steps,
-    brought_along,
     precision_of,
     read_deepspeed_json,
     resolve_deepspeed,
@@ -33,6 +33,7 @@ from sgt_ds.config.run import (
     growth_faults,
 )
 from sgt_ds.config.run_directory import check_run_directory, prepare_run_directory
+from sgt_ds.config.start import check_start
 
 __all__ = [
     "PRESETS",
@@ -57,6 +58,7 @@ __all__ = [
     "accumulation_steps",
     "brought_along",
     "check_run_directory",
+    "check_start",
     "config_differences",
     "config_hash",
     "dump_run_config",

@@ -7,18 +7,16 @@ communication. A key of the other's is accepted where it says the same, or `"aut
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any, Literal
 
+from sgt_ds.config.brought import brought_along, brought_names
 from sgt_ds.config.run import RunConfig
 from sgt_ds.errors import UserError
 
 Precision = Literal["bf16", "fp16", "fp32"]
 
 SUPPORTED_STAGES = (0, 1, 2)
-_CHECKOUT = Path(__file__).parents[2]
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
@@ -35,7 +33,7 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
             path,
             None,
             "no such DeepSpeed file from here; paths are relative to the current directory, and "
-            f"sgt-ds brings {', '.join(sorted(_brought())) or 'none'}",
+            f"sgt-ds brings {brought_names('.json')}",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(path, None, f"cannot be read ({error})") from None
@@ -48,21 +46,6 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(path, None, "must hold a JSON object, as ds_configs/zero2_bf16.json does")
     return values
-
-
-def brought_along(path: Path) -> Path | None:
-    """Where `ds_configs/NAME` lies that came with this package; None where it brought none."""
-    return _brought().get(str(path))
-
-
-def _brought() -> dict[str, Path]:
-    """The DeepSpeed files of a checkout, or those that the wheel laid down, as a run names them."""
-    found = list(_CHECKOUT.glob("ds_configs/*.json"))
-    if not found:
-        with suppress(PackageNotFoundError):
-            listed = files("sgt-ds") or ()
-            found = [Path(file.locate()) for file in listed if file.match("ds_configs/*.json")]
-    return {f"ds_configs/{file.name}": file for file in found}
 
 
 def resolve_deepspeed(

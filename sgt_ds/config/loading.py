@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
+from sgt_ds.config.brought import brought_along, brought_names
 from sgt_ds.config.model import PRESETS
 from sgt_ds.config.run import RunConfig
 from sgt_ds.errors import UserError
@@ -75,6 +76,7 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping_without_duplicat
 def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run configuration, apply `key=value` overrides, and check all of it.
 
+    `path`: from the current directory, or `ds_configs/NAME.yaml` as the package brings it.
     `overrides`: dotted keys with YAML values, as `growth.k_max=2`; `deepspeed=F` included.
     Raises: UserError naming the file, the full path of the key and the mend.
     """
@@ -110,10 +112,16 @@ def dump_run_config(config: RunConfig) -> str:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    found = path if path.exists() else brought_along(path) or path
     try:
-        text = path.read_text(encoding="utf-8")
+        text = found.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(path, None, "no such configuration file; check the path") from None
+        raise UserError(
+            path,
+            None,
+            "no such configuration file; check the path, relative to the current directory, or take "
+            f"one that sgt-ds brings: {brought_names('.yaml')}",
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(path, None, f"cannot be read ({error}); give a UTF-8 YAML file") from None
     try:

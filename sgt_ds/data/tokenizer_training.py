@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ SAMPLE_BYTES = 100_000_000
 # SentencePiece's own limit on a sentence; longer lines are cut at a space.
 _SENTENCE_BYTES = 4000
 UNKNOWN_ID, BOS_ID, EOS_ID, PAD_ID = 0, 1, 2, 3
+_SPECIAL_IDS = 4
+# What SentencePiece says of a vocabulary that does not fit, with the number that would.
+_TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
+_TOO_LARGE = re.compile(r"too high \(\d+\)\. Please set it to a value <= (\d+)")
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def train_tokenizer(
             sentence_iterator=iter(_sentences(sample)),
             model_writer=model,
             model_type="bpe",
-            vocab_size=vocab_size,
+            vocab_size=max(vocab_size, _SPECIAL_IDS),  # with fewer it tells no number
             byte_fallback=True,
             character_coverage=0.9995,
             normalization_rule_name="identity",
@@ -80,10 +85,7 @@ def train_tokenizer(
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[-200:]
-        raise UserError(
-            "--vocab-size", None, f"{vocab_size} does not fit this text: {reason}"
-        ) from None
+        raise UserError("--vocab-size", None, _vocabulary_fault(vocab_size, str(error))) from None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_writer(out) as stream:
@@ -98,6 +100,20 @@ def train_tokenizer(
         sampled_documents=len(sample),
         sampled_bytes=sum(len(content) for content in sample),
     )
+
+
+def _vocabulary_fault(vocab_size: int, said: str) -> str:
+    if found := _TOO_SMALL.search(said):
+        return (
+            f"{vocab_size} is too small: 256 bytes, {_SPECIAL_IDS} special ids and the characters "
+            f"of this text need {found[1]}; give {found[1]} or more"
+        )
+    if found := _TOO_LARGE.search(said):
+        return (
+            f"{vocab_size} is more than this text yields; give {found[1]} or less, or more text "
+            "(inputs, --sample-bytes)"
+        )
+    return f"{vocab_size} does not fit this text: {' '.join(said.split())[-200:]}"
 
 
 def _sample(inputs: Sequence[str], limit: int) -> tuple[int, list[bytes]]:

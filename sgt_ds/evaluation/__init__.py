@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         write_items,
     )
     from sgt_ds.evaluation.scoring import Logits
-    from sgt_ds.evaluation.sources import Questions, load_questions
+    from sgt_ds.evaluation.sources import HUB, Questions, load_questions
     from sgt_ds.evaluation.streams import Stream, set_streams, streams_of
     from sgt_ds.evaluation.suite import BATCH_TOKENS, Suite
 
@@ -33,7 +33,7 @@ _ROOMS = {
     "perplexity": ("Perplexity", "PerplexityProbe"),
     "results": ("ItemResult", "Score", "TaskResult", "read_items", "write_items"),
     "scoring": ("Logits",),
-    "sources": ("Questions", "load_questions"),
+    "sources": ("HUB", "Questions", "load_questions"),
     "streams": ("Stream", "set_streams", "streams_of"),
     "suite": ("BATCH_TOKENS", "Suite"),
 }
@@ -41,6 +41,7 @@ _LATER = {name: module for module, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "BATCH_TOKENS",
+    "HUB",
     "METRICS",
     "RULES",
     "TASKS",

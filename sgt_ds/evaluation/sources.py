@@ -98,16 +98,21 @@ def _pattern(task: Task, location: str, split: str) -> str:
 
 
 def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str, Row]]:
+    mend = f"give --data FOLDER that holds {task.folder}/{split}.jsonl (docs/evaluation.md)"
     try:
         import datasets
     except ImportError:
-        raise UserError(location, None, "needs a package; pip install 'sgt-ds[eval]'") from None
+        raise UserError(
+            location, None, f"needs a package; pip install 'sgt-ds[eval]', or {mend}"
+        ) from None
     _, _, given = location.partition(":")
     name, _, config = given.partition(":") if given else (task.dataset, "", task.config)
     try:
         rows: Any = datasets.load_dataset(name, config or None, split=split)
     except Exception as error:  # the package lets through what its many readers raise
         reason = str(error).strip().partition("\n")[0]
-        raise UserError(name, split, f"cannot be loaded by `datasets` ({reason})") from None
+        raise UserError(
+            name, split, f"cannot be loaded by `datasets` ({reason}); without a network, {mend}"
+        ) from None
     for number, row in enumerate(rows):
         yield name, f"row {number}", row

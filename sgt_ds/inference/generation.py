@@ -211,14 +211,18 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def _model_class(directory: Path) -> Any:
     """The class that loads the export in `directory`. Raises: UserError."""
     path = directory / "config.json"
+    mend = "give what `sgt-ds convert` wrote"
     try:
-        model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
+        values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             directory, None, "is no export (no config.json); `sgt-ds convert` writes one"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(path, None, f"cannot be read ({error}); convert again") from None
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise UserError(path, "model_type", f"is missing, so this is no export; {mend}")
+    model_type = values["model_type"]
     if model_type == "llama":
         from transformers import LlamaForCausalLM
 
@@ -227,7 +231,7 @@ def _model_class(directory: Path) -> Any:
         from sgt_ds.inference.hf.modeling_sgt import SgtForCausalLM
 
         return SgtForCausalLM
-    raise UserError(path, "model_type", f"'{model_type}' is neither llama nor sgt")
+    raise UserError(path, "model_type", f"'{model_type}' is neither llama nor sgt; {mend}")
 
 
 def _unreadable(directory: Path, error: Exception) -> UserError:

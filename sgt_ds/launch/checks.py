@@ -11,7 +11,13 @@ import socket
 import time
 from pathlib import Path
 
-from sgt_ds.config import RunConfig, check_run_directory, resolve_deepspeed
+from sgt_ds.config import (
+    RunConfig,
+    RunLayout,
+    check_run_directory,
+    check_start,
+    resolve_deepspeed,
+)
 from sgt_ds.errors import UserError
 from sgt_ds.launch.command import Target, check_launcher
 from sgt_ds.launch.probe import probe
@@ -41,10 +47,12 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     for key, path, what in (
         ("resume", config.resume, "checkpoint directory"),
         ("fork", config.fork, "checkpoint directory"),
-        ("init", config.init, "folder that `sgt-ds import` wrote"),
     ):
         if isinstance(path, Path) and not path.is_dir():
             raise UserError(config_file, key, f"{path} is no {what}; check the path")
+    # Once saved, a run needs its start no more.
+    if config.init is not None and not any(RunLayout(config.run_dir).checkpoints.glob("step-*")):
+        check_start(config.init)
     check_build_locks()
     check_hosts(config, target)
 

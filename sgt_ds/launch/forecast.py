@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 GRADIENT_BYTES = {"bf16": 2, "fp32": 4}
+# Of the small collective, as training.collectives measures it.
+SMALL_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -230,11 +232,23 @@ def forecast(
 
 
 def link_of(collectives: Mapping[str, Any], ranks: int) -> Link:
-    """What joins the ranks of a host, from the seconds of a small and a large all-reduce."""
+    """What joins the ranks of a host, from the seconds of a small and a large all-reduce.
+
+    Raises: ValueError where the two contradict each other.
+    """
     seconds, size = collectives["all_reduce"], collectives["large_bytes"]
+    small, large = seconds["small"], seconds["large"]
+    if not 0 < small < large:
+        raise ValueError(
+            f"{size} bytes in {large:g} s, {SMALL_BYTES} bytes in {small:g} s: the large one is to "
+            "take longer"
+        )
+    if size / large < SMALL_BYTES / small:
+        raise ValueError(
+            f"{size} bytes in {large:g} s are fewer a second than {SMALL_BYTES} bytes in {small:g} s"
+        )
     carried = 2 * (ranks - 1) / ranks * size
-    spent = max(seconds["large"] - seconds["small"], 1e-9)
-    return Link(carried / spent, seconds["small"])
+    return Link(carried / (large - small), small)
 
 
 def _mean(values: Sequence[float]) -> float:

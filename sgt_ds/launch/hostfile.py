@@ -169,4 +169,8 @@ def _check_name(path: Path, field: str, name: str) -> None:
     if _DOTTED.fullmatch(name):
         parts = name.split(".")
         if len(parts) != 4 or any(not part or len(part) > 3 or int(part) > 255 for part in parts):
-            raise UserError(path, field, f"{name!r} is neither an IPv4 address nor a host name")
+            raise UserError(
+                path,
+                field,
+                f"{name!r} is no IPv4 address: write four numbers from 0 to 255, or a host name",
+            )

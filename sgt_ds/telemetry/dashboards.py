@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from sgt_ds.errors import UserError
 from sgt_ds.files import write_text_atomically
 from sgt_ds.telemetry.dashboard_cluster import CLUSTER_DASHBOARD
 from sgt_ds.telemetry.dashboard_fleet import FLEET_DASHBOARD
@@ -24,13 +27,37 @@ DASHBOARDS: tuple[Dashboard, ...] = (
 
 
 def write_dashboards(folder: Path) -> list[Path]:
-    """Write each dashboard to `folder`, named after its uid. Returns the files."""
+    """Write each dashboard to `folder`, named after its uid. Returns the files.
+
+    Raises: UserError where that cannot be written.
+    """
     files = [folder / f"{dashboard.uid}.json" for dashboard in DASHBOARDS]
-    for file, dashboard in zip(files, DASHBOARDS, strict=True):
-        write_text_atomically(file, as_text(dashboard))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, dashboard in zip(files, DASHBOARDS, strict=True):
+            write_text_atomically(file, as_text(dashboard))
+    except OSError as error:
+        raise UserError(
+            folder, None, f"cannot be written ({error.strerror}); name a folder of yours"
+        ) from None
     return files
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write them where the first argument says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sgt_ds.telemetry.dashboards", description="Write all dashboards as JSON."
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="made where it is not there")
+    options = parser.parse_args(arguments)
+    try:
+        for written in write_dashboards(options.folder):
+            print(written)
+    except UserError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
 if __name__ == "__main__":
-    for written in write_dashboards(Path(sys.argv[1])):
-        print(written)
+    raise SystemExit(main())

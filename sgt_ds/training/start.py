@@ -8,7 +8,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from sgt_ds.checkpoints import Start, read_start
-from sgt_ds.config import ModelConfig
+from sgt_ds.config import ModelConfig, check_start
 from sgt_ds.errors import UserError
 from sgt_ds.model import Transformer, from_llama_names
 
@@ -17,7 +17,8 @@ _NO_SHAPE = {"init_std"}
 
 
 def checked_start(path: Path, model: ModelConfig) -> Start:
-    """The verified start in `path`. Raises: UserError where it is damaged or of another shape."""
+    """The verified start in `path`. Raises: UserError where it is none, damaged or of another shape."""
+    check_start(path)
     start = read_start(path)
     theirs, ours = start.model.model_dump(exclude=_NO_SHAPE), model.model_dump(exclude=_NO_SHAPE)
     for key, value in theirs.items():
