@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import environment, write_data, write_run
+from runs import environment, wait_for_step, write_data, write_run
 
 from sgt_ds.config import PRESETS
 from sgt_ds.flops import parameter_count, vanilla_flops_per_token
@@ -92,6 +93,29 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
     told = bench("forecast", str(points), "--hosts", "4", "--link", "10")
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1].startswith("FORECAST, not measured: 2 GPUs a host")
+
+
+@pytest.mark.launcher
+def test_a_bench_that_is_stopped_loses_its_runs_or_leaves_one_behind(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    words = ("--variants", "vanilla", "attention_loop:1", "--updates", "2", "--scratch", scratch)
+    with subprocess.Popen(
+        [sys.executable, "-m", "sgt_ds", "bench", "train", run_file(tmp_path), *words, "--json"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as running:
+        wait_for_step(scratch / "attention_loop-1-1-0", 1)
+        running.terminate()
+        printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 143
+    assert [run["variant"] for run in json.loads(printed)["runs"]] == ["vanilla"]
+    left = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # ended meanwhile
+            left += [file] if str(scratch) in file.read_text() else []
+    assert left == []
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,15 @@ def register(group: Subparsers[Parser]) -> None:
 def train(options: argparse.Namespace) -> None:
     """Measure and print."""
     from sgt_ds.config import load_run_config
-    from sgt_ds.launch import GRADIENT_BYTES, RunWish, bench_collectives, bench_runs, variant
+    from sgt_ds.launch import (
+        GRADIENT_BYTES,
+        RunWish,
+        bench_collectives,
+        bench_runs,
+        ending_on_sigterm,
+        variant,
+        with_ratios,
+    )
 
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip(", ") == "":
         raise UserError(
@@ -114,32 +122,36 @@ def train(options: argparse.Namespace) -> None:
     setting = _setting(
         load_run_config(options.run, [*options.overrides, batch]), fewest, options.run
     )
-    figures = bench_runs(
-        RunWish(
-            run_yaml=options.run,
-            config=config,
-            overrides=tuple(options.overrides),
-            variants=tuple(variants),
-            ranks=tuple(options.num_gpus),
-            updates=options.updates,
-            intervals=options.intervals,
-            warm_up=options.warm_up,
-            repeats=options.repeats,
-            global_batch=global_batch,
-            scratch=scratch,
-        )
+    wish = RunWish(
+        run_yaml=options.run,
+        config=config,
+        overrides=tuple(options.overrides),
+        variants=tuple(variants),
+        ranks=tuple(options.num_gpus),
+        updates=options.updates,
+        intervals=options.intervals,
+        warm_up=options.warm_up,
+        repeats=options.repeats,
+        global_batch=global_batch,
+        scratch=scratch,
     )
-    if options.json:
-        bucket = setting["bucket_elements"] * GRADIENT_BYTES[setting["precision"]]
-        collectives = {
-            ranks: bench_collectives(ranks, bucket, scratch)
-            for ranks in options.num_gpus
-            if ranks > 1
-        }
-        runs = [run.as_json() for run in figures]
-        print_json({"setting": setting, "runs": runs, "collectives": collectives})
-    else:
-        _print_table(figures)
+    bucket = setting["bucket_elements"] * GRADIENT_BYTES[setting["precision"]]
+    figures: list[RunFigures] = []
+    collectives: dict[int, Any] = {}
+    with ending_on_sigterm():
+        try:
+            for run in bench_runs(wish):
+                figures.append(run)
+            if options.json:
+                for ranks in options.num_gpus:
+                    if ranks > 1:
+                        collectives[ranks] = bench_collectives(ranks, bucket, scratch)
+        finally:  # a run that failed, or was stopped, takes nothing from those before it
+            if figures and options.json:
+                runs = [run.as_json() for run in with_ratios(figures)]
+                print_json({"setting": setting, "runs": runs, "collectives": collectives})
+            elif figures:
+                _print_table(with_ratios(figures))
     if not kept:  # what failed stays, to be read
         shutil.rmtree(scratch)
 

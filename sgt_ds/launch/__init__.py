@@ -28,7 +28,15 @@ from sgt_ds.launch.hostfile import Host, format_hostfile, parse_hostfile, world_
 from sgt_ds.launch.probe import Probed, probe, table
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_of
 from sgt_ds.launch.record import RunRecord, read_record, supervision
-from sgt_ds.launch.run_bench import RunFigures, RunWish, bench_collectives, bench_runs, variant
+from sgt_ds.launch.run_bench import (
+    RunFigures,
+    RunWish,
+    bench_collectives,
+    bench_runs,
+    ending_on_sigterm,
+    variant,
+    with_ratios,
+)
 from sgt_ds.launch.stop import stop
 from sgt_ds.launch.supervisor import Launch, check_unattended, supervise
 from sgt_ds.launch.watch import launch_name
@@ -60,6 +68,7 @@ __all__ = [
     "check_model",
     "check_unattended",
     "deepspeed_command",
+    "ending_on_sigterm",
     "fit_model",
     "forecast",
     "format_hostfile",
@@ -79,5 +88,6 @@ __all__ = [
     "supervision",
     "table",
     "variant",
+    "with_ratios",
     "world_size",
 ]

@@ -11,7 +11,9 @@ import socket
 import time
 from pathlib import Path
 
+from sgt_ds.checkpoints import read_state
 from sgt_ds.config import (
+    ModelConfig,
     RunConfig,
     RunLayout,
     check_run_directory,
@@ -50,6 +52,8 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     ):
         if isinstance(path, Path) and not path.is_dir():
             raise UserError(config_file, key, f"{path} is no {what}; check the path")
+        if isinstance(path, Path):
+            check_architecture(config, config_file, path)
     # Once saved, a run needs its start no more.
     if config.init is not None and not any(RunLayout(config.run_dir).checkpoints.glob("step-*")):
         check_start(config.init)
@@ -81,6 +85,26 @@ def check_hosts(config: RunConfig, target: Target) -> None:
             f"line {host.line}",
             f"{host.name} {fault}{more if len(faults) > 1 else ''}",
         )
+
+
+def check_architecture(config: RunConfig, config_file: str, checkpoint: Path) -> None:
+    """Raises: UserError where the weights of `checkpoint` are of another shape than the run's model."""
+    try:
+        theirs = ModelConfig.model_validate(read_state(checkpoint)["model"])
+    except (KeyError, ValueError):
+        return  # no run has saved it; what its tensors are, the ranks will see
+    # Rows that pad the vocabulary are weights like others.
+    shape = ("num_layers", "hidden_size", "num_heads", "intermediate_size", "padded_vocab_size")
+    for name in shape:
+        if getattr(theirs, name) != getattr(config.model, name):
+            key = name.removeprefix("padded_")
+            saved = getattr(theirs, key)
+            raise UserError(
+                config_file,
+                f"model.{key}",
+                f"is {getattr(config.model, key)}, and {saved} in {checkpoint}; set {saved}, or name "
+                "another checkpoint",
+            )
 
 
 def check_compiler(config_file: str) -> None:

@@ -9,21 +9,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import IO, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import SgtError, UserError
+from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes
 from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
 
@@ -134,8 +138,8 @@ def variant(text: str, num_layers: int, heads: int) -> Variant:
     return Variant(text, ("method=high_entropy_loop", *listed, *soon))
 
 
-def bench_runs(wish: RunWish) -> list[RunFigures]:
-    """Make every run, and compare them.
+def bench_runs(wish: RunWish) -> Iterator[RunFigures]:
+    """Make every run. Figures without ratios, each as soon as its run has ended.
 
     Raises: SgtError where one fails, with its last lines; UserError for GPUs that are not there.
     """
@@ -143,13 +147,11 @@ def bench_runs(wish: RunWish) -> list[RunFigures]:
         _launcher(ranks)
     plan = [(ranks, variant) for ranks in wish.ranks for variant in wish.variants]
     steps = (wish.warm_up + wish.intervals) * wish.updates
-    figures: list[RunFigures] = []
     with Progress("bench", len(plan) * wish.repeats * steps, "steps") as progress:
         for repeat in range(wish.repeats):
             for ranks, chosen in plan if repeat % 2 == 0 else reversed(plan):
-                figures.append(_run(wish, chosen, ranks, repeat, steps))
+                yield _run(wish, chosen, ranks, repeat, steps)
                 progress.advance(steps, f"{chosen.name} on {ranks}")
-    return compare(figures)
 
 
 def bench_collectives(ranks: int, size: int, scratch: Path) -> dict[str, Any]:
@@ -158,16 +160,31 @@ def bench_collectives(ranks: int, size: int, scratch: Path) -> dict[str, Any]:
     `size`: bytes of a large one. Raises: SgtError where the launch fails.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    file = scratch / f"collectives-{ranks}.json"
+    file, output = (scratch / f"collectives-{ranks}.{end}" for end in ("json", "log"))
     command = [*_launcher(ranks), "sgt_ds.training.collectives", str(file), str(size)]
-    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip().splitlines()[-LAST_LINES:]
-        raise SgtError(f"collectives on {ranks} ranks ended with {done.returncode}: {said}")
+    with output.open("w") as stream:
+        status = _launch(command, stream)
+    if status != 0:
+        said = output.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+        raise SgtError(f"collectives on {ranks} ranks ended with {status}: {said}")
     return {**json.loads(file.read_text()), "large_bytes": size}
 
 
-def compare(figures: Sequence[RunFigures]) -> list[RunFigures]:
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Leave the block by SystemExit on SIGTERM, as by KeyboardInterrupt on SIGINT."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def with_ratios(figures: Sequence[RunFigures]) -> list[RunFigures]:
     """The figures with their ratios."""
     vanilla = {(run.ranks, run.repeat): run for run in figures if run.variant == "vanilla"}
     fewest = min(run.ranks for run in figures)
@@ -209,9 +226,7 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
     output = directory.with_suffix(".log")
     scraper = _Scraper(range(port, port + ranks), wish.warm_up * wish.updates)
     with output.open("w") as stream, scraper:
-        status = subprocess.run(
-            command, env=_environment(), stdout=stream, stderr=stream, check=False
-        ).returncode
+        status = _launch(command, stream)
     if status != 0:
         said = [
             line
@@ -245,8 +260,21 @@ def _launcher(ranks: int) -> list[str]:
     ]
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != _GPUS}
+def _launch(command: Sequence[str], output: IO[str]) -> int:
+    """Run a launcher to its end. What ends the block ends every process of the launch as well."""
+    run_id = f"bench-{uuid.uuid4().hex}"
+    own = {name: value for name, value in os.environ.items() if name != _GPUS}
+    try:
+        return subprocess.run(
+            command,
+            env={**own, RUN_ID_VARIABLE: run_id},
+            stdout=output,
+            stderr=output,
+            check=False,
+        ).returncode
+    except BaseException:
+        kill_processes(run_id)  # the ranks lead sessions of their own: no signal reached them
+        raise
 
 
 def _figures(

@@ -23,6 +23,8 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
     Raises: UserError where no run of `sgt-ds train` is in progress; SgtError where it had to be
     killed, or may not be dead.
     """
+    if not run_dir.is_dir():
+        raise UserError(run_dir, None, "no such run; give the `run_dir` of its YAML")
     record = read_record(run_dir)
     if record is None or (not (attended := _supervisor_lives(record)) and not _count(record)):
         raise UserError(
