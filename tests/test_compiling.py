@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch._dynamo.utils import counters
 from torch._inductor.utils import clear_caches
 
@@ -73,3 +78,71 @@ def test_code_from_a_folder_of_another_user_is_run(
     (tmp_path / f"sgt-ds-compiled-{os.getuid()}").chmod(0o777)
     with pytest.raises(UserError, match="not this user's alone"):
         CompileCache(tmp_path / "kept", ranks).load()
+
+
+def graphs(file: Path) -> set[str]:
+    """Keys of the graphs that a kept file holds."""
+    with zipfile.ZipFile(file) as kept:
+        names = [name.split("/") for name in kept.namelist()]
+    return {parts[2] for parts in names if parts[0] == "fxgraph"}
+
+
+def on_each_host(rank: int, folder: str) -> None:
+    """What the spawned process does: one rank of one host, whose user shares torch's folder."""
+    place = Path(folder)
+    users = place / f"host-{rank}"
+    users.mkdir()
+    (users / "other.main.so").write_text("of another program")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(users)
+    store = dist.FileStore(str(place / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    cache = CompileCache(place / "kept", Ranks(rank, 0, 2, CPU, dist.group.WORLD))
+    cache.load()
+
+    def compiles(size: int) -> None:
+        """A graph without a kernel in C++, which would take long."""
+        torch._dynamo.reset()
+        assert torch.compile(torch.mm)(torch.eye(size), torch.eye(size)).sum() == size
+
+    compiles(2 + rank)
+    cache.keep()
+    dist.barrier()
+    assert len(graphs(cache.file)) == 2, "one host's replaced the other's"
+    dist.barrier()
+    if rank == 1:
+        compiles(4)
+    cache.keep()
+    dist.barrier()
+    assert len(graphs(cache.file)) == 3, "only what rank 0 compiles is kept"
+    with zipfile.ZipFile(cache.file) as kept:
+        assert "other.main.so" not in {Path(name).name for name in kept.namelist()}
+    dist.destroy_process_group()
+
+
+def test_hosts_replace_each_others_kinds_or_keep_what_another_program_compiled(
+    tmp_path: Path,
+) -> None:
+    mp.spawn(on_each_host, (str(tmp_path),), nprocs=2)
+
+
+def test_code_of_another_instruction_set_is_taken_for_ones_own(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    program = (
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from sgt_ds.training import Ranks\n"
+        "from sgt_ds.training.compiling import CompileCache\n"
+        "ranks = Ranks(0, 0, 1, torch.device('cpu'), None)\n"
+        "print(CompileCache(Path(), ranks).file)\n"
+    )
+    own = CompileCache(tmp_path, ranks).file.name
+    assert f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}" in own
+    plain = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert f"{platform.machine()}-DEFAULT" in plain

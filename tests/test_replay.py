@@ -276,7 +276,9 @@ def test_layers_of_another_journal_that_are_not_its_highest(tmp_path: Path) -> N
         layers(61, 1, [0])
 
 
-def test_layers_chosen_for_another_step_are_kept_silently(tmp_path: Path) -> None:
+def test_layers_chosen_for_another_step_are_kept_silently(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     journal = own_journal(tmp_path / "other", GROWTH)
     source = {"from_journal": str(journal), "step": 25, "top": 2, "chosen": [1, 3]}
     values = {
@@ -290,6 +292,24 @@ def test_layers_chosen_for_another_step_are_kept_silently(tmp_path: Path) -> Non
     settled = settled_growth(RunConfig.model_validate(values), own)
     assert isinstance(settled.layers, FromJournal)
     assert settled.layers.chosen == [2, 3]
+    # The journal goes, first as a file, then out of a folder that stays.
+    source["chosen"] = [2, 3]
+    for place in (journal, journal.parent):
+        source["from_journal"] = str(place)
+        journal.unlink(missing_ok=True)
+        settled = settled_growth(RunConfig.model_validate(values), own)
+        assert isinstance(settled.layers, FromJournal)
+        assert settled.layers.chosen == [2, 3]
+        assert f"{place} is gone" in caplog.messages[-1]
+        assert "step 25" in caplog.messages[-1]
+    del source["chosen"]
+    source["step"] = 30
+    lost = rf"growth\.layers\.from_journal: no journal lies at {journal.parent} .* step 30"
+    with pytest.raises(UserError, match=f"{lost}.*as a list"):
+        settled_growth(RunConfig.model_validate(values), own)
+    own_journal(own.parent, GROWTH)
+    with pytest.raises(UserError, match=f"{lost}.*with which this run began"):
+        settled_growth(RunConfig.model_validate(values), own)
     for wrong in ([2], [2, 2], [2, 9]):
         source["chosen"] = wrong
         with pytest.raises(ValidationError, match=r"growth\.layers\.chosen"):

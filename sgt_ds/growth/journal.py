@@ -6,6 +6,7 @@ One process writes: global rank 0. Reading is in `lines`. Knows no policy and no
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +19,10 @@ from sgt_ds.errors import UserError
 from sgt_ds.files import LineFile, fsync_directory
 from sgt_ds.growth.decision import OPERATOR, Decision
 from sgt_ds.growth.layers import layers_of_journal
-from sgt_ds.growth.lines import FORMAT, read_journal
+from sgt_ds.growth.lines import FORMAT, find_journal, read_journal
 from sgt_ds.growth.statistics import Measurement, rows_to_json
+
+log = logging.getLogger("sgt_ds")
 
 
 def settled_growth(config: RunConfig, journal: Path) -> GrowthConfig:
@@ -33,8 +36,15 @@ def settled_growth(config: RunConfig, journal: Path) -> GrowthConfig:
     if not isinstance(source, FromJournal):
         return config.growth
     chosen = _begun_layers(config, journal)
-    if chosen is None and source.chosen is not None and not source.from_journal.exists():
+    if chosen is None and find_journal(source.from_journal) is None:
+        if source.chosen is None:
+            raise _lost_journal(source, begun=journal.exists())
         chosen = source.chosen
+        log.warning(
+            "growth.layers.chosen: %s taken as given; %s is gone, and nothing shows that they are "
+            "those of step %d",
+            *(chosen, source.from_journal, source.step),
+        )
     if chosen is None:
         chosen = list(layers_of_journal(source, config.growth, config.model))
         if source.chosen is not None and sorted(source.chosen) != chosen:
@@ -42,6 +52,19 @@ def settled_growth(config: RunConfig, journal: Path) -> GrowthConfig:
             raise UserError("configuration", "growth.layers.chosen", mend)
     update = {"layers": source.model_copy(update={"chosen": chosen})}
     return config.growth.model_copy(update=update)
+
+
+def _lost_journal(source: FromJournal, *, begun: bool) -> UserError:
+    """`begun`: whether the run directory holds a journal, so one of other settings."""
+    mend = "name a run directory or a journal that is there, or give the layers as a list"
+    if begun:
+        mend = "put back the settings with which this run began (its run.yaml), or restore it"
+    return UserError(
+        "configuration",
+        "growth.layers.from_journal",
+        f"no journal lies at {source.from_journal} to choose the layers of step {source.step} from; "
+        f"{mend}",
+    )
 
 
 def _begun_layers(config: RunConfig, journal: Path) -> list[int] | None:

@@ -54,13 +54,19 @@ Line = Measurement | DecisionLine
 
 
 def journal_in(run: Path) -> Path:
-    """The journal of a run directory; a path to a file is taken as it is."""
+    """The journal of a run directory; a path to a file is taken as it is. Raises: UserError."""
     if not run.is_dir():
         return run
-    for name in (JOURNAL_NAME, f"{JOURNAL_NAME}.zst"):
-        if (run / name).exists():
-            return run / name
-    raise UserError(run, None, f"holds no {JOURNAL_NAME}; give a run directory or a journal")
+    found = find_journal(run)
+    if found is None:
+        raise UserError(run, None, f"holds no {JOURNAL_NAME}; give a run directory or a journal")
+    return found
+
+
+def find_journal(run: Path) -> Path | None:
+    """The journal of a run directory, or the file given; None where there is none."""
+    names = ("", JOURNAL_NAME, f"{JOURNAL_NAME}.zst")
+    return next((run / name for name in names if (run / name).is_file()), None)
 
 
 def read_journal(path: Path, *, live: bool = False) -> tuple[Header | None, Iterator[Line]]:

@@ -1,11 +1,12 @@
 """What torch compiled, kept for the next start. Knows no model and no step.
 
 torch keeps what it compiled in a folder of each host, which a new machine or container does not
-have, and which hosts must not share. A kept file holds all of it, whole or absent, for all hosts.
+have, and which hosts must not share. A kept file holds what they compiled, whole or absent, for all hosts.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -14,14 +15,17 @@ import re
 import stat
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 from sgt_ds.errors import UserError
-from sgt_ds.files import atomic_writer
+from sgt_ds.files import atomic_writer, take_lock
 from sgt_ds.training.engine import Ranks
 
 log = logging.getLogger("sgt_ds")
@@ -29,10 +33,15 @@ log = logging.getLogger("sgt_ds")
 _TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 # Triton's kernels lie in torch's graphs as well.
 _LEFT_OUT = frozenset({"locks", "triton"})
+# fxgraph/xx/KEY/HASH
+_GRAPH_PARTS = 4
 
 
 class CompileCache:
-    """One file of all that was compiled, for one version of torch and one kind of device."""
+    """One file of all that runs which name it compiled, by version of torch and kind of device.
+
+    Each host has a folder of its own for it, in which nothing else lies.
+    """
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         cuda = ranks.device.type == "cuda"
@@ -45,48 +54,113 @@ class CompileCache:
         self._kept: int | None = None
 
     def load(self) -> None:
-        """Let torch compile into a folder of this cache's own, with what the file holds in it.
+        """Let torch compile into this cache's own folder, with what the file holds in it.
 
-        One rank of each host unpacks. Collective. Raises: UserError where there is no such folder.
+        In `TORCHINDUCTOR_CACHE_DIR`, where that is set. One rank of each host unpacks. Collective.
+        Raises: UserError where there is no such folder.
         """
-        own = hashlib.sha256(str(self.file.resolve()).encode()).hexdigest()[:16]
-        local = Path(os.environ.setdefault(_TORCH_FOLDER, str(_private_folder() / own)))
-        local = local.resolve()
+        given = os.environ.get(_TORCH_FOLDER)
+        own = "sgt-ds-" + hashlib.sha256(str(self.file.resolve()).encode()).hexdigest()[:16]
+        self._local = ((Path(given) if given else _private_folder()) / own).resolve()
+        os.environ[_TORCH_FOLDER] = str(self._local)
+        self._kept = _compiled_here()
         if self._ranks.local_rank == 0:
             try:
                 with zipfile.ZipFile(self.file) as kept:
-                    _unpack(kept, local)
-                self._kept = _compiled_here()
+                    _unpack(kept, self._local)
             except FileNotFoundError:
                 pass
             except Exception as error:  # zipfile raises a dozen kinds where bits have turned
                 log.warning("%s cannot be read (%s); compiling anew", self.file, error)
+            if self._new_here():  # of a run that ended before it could keep it
+                self._kept = None
         dist.barrier(group=self._ranks.host_group)
 
     def keep(self) -> None:
-        """Write the file where this process has compiled anything since it was last written.
+        """Add to the file what any rank has compiled since it was last written. Collective.
 
         While no rank compiles: one that does would leave half a file.
         """
         compiled = _compiled_here()
-        if not self._ranks.is_main or compiled == self._kept:
+        (changed,) = self._ranks.any(compiled != self._kept)
+        self._kept = compiled
+        if not changed:
             return
-        local = Path(os.environ[_TORCH_FOLDER])
+        # Hosts compile the same as a rule: what rank 0 has written, the others need not.
+        self._ranks.on_main(self._add)
+        if self._ranks.local_rank == 0 and not self._ranks.is_main:
+            self._add()
+
+    def _add(self) -> None:
         try:
+            if not self._new_here():
+                return
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with (
-                atomic_writer(self.file) as stream,
-                zipfile.ZipFile(
-                    stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
-                ) as kept,
-            ):
-                for path in sorted(local.rglob("*")):
-                    name = path.relative_to(local)
-                    if path.is_file() and name.parts[0] not in _LEFT_OUT and path.suffix != ".tmp":
-                        kept.write(path, name)
+            # Hosts, and other runs, add to it too.
+            with _alone(self.file), atomic_writer(self.file) as stream, _zip(stream) as target:
+                held = self._copy_into(target)
+                for name in _members(self._local):
+                    if _entry(name) not in held:
+                        target.write(self._local / name, name)
         except (OSError, ValueError) as error:  # costs time at the next start, and nothing else
             log.warning("%s cannot be written (%s)", self.file, error)
-        self._kept = compiled
+
+    def _new_here(self) -> bool:
+        """Whether this host has compiled what the file lacks."""
+        held: set[Path] = set()
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(self.file) as kept:
+            held = {_entry(Path(name)) for name in kept.namelist()}
+        return any(_entry(name) not in held for name in _members(self._local))
+
+    def _copy_into(self, target: zipfile.ZipFile) -> set[Path]:
+        """Write what the file holds and is whole; returns the entries."""
+        held = set()
+        try:
+            with zipfile.ZipFile(self.file) as kept:
+                for member in kept.infolist():
+                    target.writestr(member, kept.read(member), zipfile.ZIP_DEFLATED, 1)
+                    held.add(_entry(Path(member.filename)))
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            log.warning("%s cannot be read (%s); written anew", self.file, error)
+        return held
+
+
+def _zip(stream: IO[bytes]) -> zipfile.ZipFile:
+    return zipfile.ZipFile(
+        stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
+    )
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Keep others from writing `file`, where the file system knows locks."""
+    with (file.parent / f".{file.name}.lock").open("w") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _members(local: Path) -> Iterator[Path]:
+    """Files of a host's folder that are worth keeping and are whole, by their names in it."""
+    for path in sorted(local.rglob("*")):
+        name = path.relative_to(local)
+        if not path.is_file() or name.parts[0] in _LEFT_OUT or path.suffix == ".tmp":
+            continue
+        # Another run on this host may be at it, under torch's lock.
+        lock = local / "locks" / f"{path.name.partition('.')[0]}.lock"
+        if lock.exists():
+            held = take_lock(lock)
+            if held is None:
+                continue
+            os.close(held)
+        yield name
+
+
+def _entry(name: Path) -> Path:
+    """What a member is a version of: graphs of one key differ by bytes from host to host."""
+    return name.parent if len(name.parts) == _GRAPH_PARTS else name
 
 
 def _private_folder() -> Path:
@@ -105,10 +179,13 @@ def _private_folder() -> Path:
 
 
 def _unpack(kept: zipfile.ZipFile, folder: Path) -> None:
-    """Write the members that are not there yet, each whole or not at all; their CRCs are checked."""
+    """Write the entries that are not there yet, each whole or not at all; their CRCs are checked."""
     for member in kept.infolist():
         path = folder / member.filename
-        if folder not in path.resolve().parents or path.exists():
+        if (
+            folder not in path.resolve().parents
+            or (folder / _entry(Path(member.filename))).exists()
+        ):
             continue
         content = kept.read(member)
         path.parent.mkdir(parents=True, exist_ok=True)
