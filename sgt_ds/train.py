@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             heartbeat.enter("start")
             try:
                 run(config, ranks, config_file, heartbeat, resuming=resuming)
+                heartbeat.enter("agreement")  # NCCL's ranks leave together
             finally:
                 leave_ranks()
     except SgtError as error:

@@ -7,13 +7,17 @@ The first argument says what, as JSON; the others are those of `sgt_ds.train`:
 bytes then (200 kB where it is left out);
 {"no_memory": {"rank"}}: no page of that rank's copy of a checkpoint is to be had;
 {"no_rotation": true}: what would remove old checkpoints fails;
-{"slow_disk": seconds}: every file of a checkpoint is written that late.
+{"slow_disk": seconds}: every file of a checkpoint is written that late;
+{"slow_journal": {"seconds"}}: the disk takes that long for the first decision;
+{"stop": {"rank", "place"}}: that rank is stopped (SIGSTOP) in the first "save", "data" or "end";
+{"lingers": rank}: that rank never joins.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
 import signal
 import time
@@ -23,7 +27,7 @@ from typing import Any
 
 import torch
 
-from sgt_ds import train
+from sgt_ds import train, training
 from sgt_ds.checkpoints import retention, saving
 from sgt_ds.checkpoints.snapshot import Snapshots
 from sgt_ds.errors import UserError
@@ -47,6 +51,8 @@ def main(arguments: list[str]) -> int:
             raise UserError(directory, None, "no such folder of checkpoints")
 
         retention.rotate = refuse  # type: ignore[assignment]
+    if str(faults.get("lingers")) == os.environ["RANK"]:
+        training.join_ranks = lambda timeout: signal.pause()  # type: ignore[attr-defined]
     restore = build.restore
 
     def restore_and_break(trainer: Any, *given: Any, **named: Any) -> None:
@@ -138,6 +144,40 @@ def no_memory(trainer: Any, rank: int) -> None:
         Snapshots._bytes = refuse  # type: ignore[method-assign]
 
 
+def slow_journal(trainer: Any, seconds: float) -> None:
+    """Rank 0 waits for its disk, once."""
+    journal = trainer.growth.journal
+    if journal is None:
+        return
+    decision = journal.decision
+
+    def slowly(*given: Any) -> None:
+        decision(*given)
+        journal.decision = decision
+        time.sleep(seconds)
+
+    journal.decision = slowly
+
+
+def stop(trainer: Any, rank: int, place: str) -> None:
+    """As where a process is suspended, or its host freezes."""
+    if trainer.ranks.rank != rank:
+        return
+    holder, name = {
+        "save": (trainer.engine, "save_checkpoint"),
+        "data": (trainer.loader, "read"),
+        "end": (trainer, "close"),
+    }[place]
+    usual = getattr(holder, name)
+
+    def stopped(*given: Any, **named: Any) -> Any:
+        time.sleep(1.5)  # so that its last sign of life tells where it is
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return usual(*given, **named)
+
+    setattr(holder, name, stopped)
+
+
 def _after(trainer: Any, step: int, act: Callable[[], None]) -> None:
     """Act when the update that makes the count `step` has been applied, before it is saved."""
     train_step = trainer.train_step
@@ -156,4 +196,6 @@ FAULTS: dict[str, Callable[..., None]] = {
     "flip": flip,
     "full_disk": full_disk,
     "no_memory": no_memory,
+    "slow_journal": slow_journal,
+    "stop": stop,
 }

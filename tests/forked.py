@@ -39,7 +39,7 @@ class Ranks:
 
     def is_running(self) -> bool:
         """Whether any rank has not ended yet."""
-        return any(self._status(pid, 0.0) is None for pid in self.pids)
+        return any(self.status(pid, 0.0) is None for pid in self.pids)
 
     def kill(self) -> None:
         """SIGKILL to all ranks, and wait until they are gone."""
@@ -52,7 +52,7 @@ class Ranks:
         """Exit status of each rank, when all have ended; negative: by a signal."""
         deadline = time.monotonic() + timeout
         for pid in self.pids:
-            if self._status(pid, max(0.0, deadline - time.monotonic())) is None:
+            if self.status(pid, max(0.0, deadline - time.monotonic())) is None:
                 raise AssertionError(f"runs for more than {timeout} s\n{self.said()[-3000:]}")
         return [self.ended[pid] for pid in self.pids]
 
@@ -66,7 +66,8 @@ class Ranks:
         """What they printed so far."""
         return self.log.read_text(errors="replace")
 
-    def _status(self, pid: int, timeout: float) -> int | None:
+    def status(self, pid: int, timeout: float) -> int | None:
+        """Exit status of one rank; None where it has not ended by then."""
         if pid not in self.ended:
             answer = self.nursery.ask(wait=pid, timeout=timeout)
             if answer["status"] is None:

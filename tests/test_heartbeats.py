@@ -23,7 +23,7 @@ from sgt_ds.training.heartbeat import LostPeer, NotMet
 
 
 def beat(rank: int, part: str = "reduce", count: int = 20, **values: object) -> Beat:
-    fields = {"step": 7, "limit_seconds": 60.0, **values}
+    fields = {"step": 7, "limit_seconds": 60.0, "silence_seconds": 60.0, **values}
     return Beat(rank, f"host-{rank // 2}", 100 + rank, part=part, count=count, **fields)  # type: ignore[arg-type]
 
 
@@ -50,7 +50,7 @@ def test_no_rank_is_blamed_where_all_wait_for_each_other() -> None:
 
 
 def test_only_ranks_past_their_own_limit_are_silent() -> None:
-    compiling = beat(1, "forward", limit_seconds=600.0)
+    compiling = beat(1, "forward", limit_seconds=600.0, silence_seconds=600.0)
     beats = [(beat(0), 61), (compiling, 61), (beat(2, end="done"), 61)]
     assert [one.rank for one, _ in heartbeats.silent(beats)] == [0]
 
@@ -188,7 +188,7 @@ def test_ranks_are_silent_only_where_the_supervisor_could_have_heard_them(
         clock[0] += seconds
         return looks.hang()
 
-    heartbeats.write_beat(folder, beat(0, limit_seconds=10.0))
+    heartbeats.write_beat(folder, beat(0, limit_seconds=600.0, silence_seconds=10.0))
     assert look_after(3) == ""
     assert look_after(1000) == "", "the shared directory stood still, or this process did"
     assert [look_after(3) for _ in range(2)] == ["", ""]

@@ -126,17 +126,19 @@ class Saver:
         group: Any = None,
         background: bool = True,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         """`engine`: DeepSpeed engine. `directory`: on a disk that all ranks share.
 
         `group`: host-side (gloo) process group of all ranks; None means a single process.
-        `waiting`: surrounds every wait for the other ranks.
+        `waiting`: surrounds every wait for the other ranks. `moved`: told of what this rank copies
+        meanwhile.
         """
         self._engine, self._directory, self._group = engine, directory, group
         self._retention, self._background = retention, background
         self._waiting = waiting
         self._rank, self._world_size = rank_and_size(group)
-        self._snapshots = Snapshots()
+        self._snapshots = Snapshots(moved)
         self._cancelled = Event()
         self._flight: _Flight | None = None
 
@@ -185,7 +187,8 @@ class Saver:
 
         payload = SafePayload(self._snapshots.copy if self._background else lambda value: value)
         self._snapshots.begin()
-        with safe_payload(self._engine, payload):
+        # DeepSpeed lets the ranks wait for each other, before and after what each one copies.
+        with self._waiting(), safe_payload(self._engine, payload):
             self._engine.save_checkpoint(
                 str(self._directory),
                 tag=store.partial_name(step),

@@ -7,7 +7,7 @@ or identity there shares it here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,7 +28,9 @@ class Snapshots:
     A copy is valid until the next `begin`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moved: Callable[[], None] = lambda: None) -> None:
+        """`moved`: told of each tensor that is copied."""
+        self._moved = moved
         self._memory: list[HostMemory] = []
         self._place = (0, 0)  # of the next copy: which memory, and where in it
         self._seen: dict[int, Any] = {}
@@ -114,6 +116,7 @@ class Snapshots:
 
     def _bytes(self, source: Tensor) -> Tensor:
         """A copy in the next free memory: where it lay in the save before, of the same things."""
+        self._moved()
         size, (which, offset) = source.numel(), self._place
         while which < len(self._memory) and offset + size > self._memory[which].size:
             which, offset = which + 1, 0

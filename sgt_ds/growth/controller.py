@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -62,8 +62,12 @@ class GrowthController:
         journal: Journal | None,
         group: dist.ProcessGroup | None,
         device: torch.device | str,
+        writes: Callable[[], None] = lambda: None,
     ) -> None:
-        """`journal`: on global rank 0 only. `group`: gloo, over all ranks; None: one process."""
+        """`journal`: on global rank 0 only. `group`: gloo, over all ranks; None: one process.
+
+        `writes`: told on every rank before rank 0's journal may wait for its disk.
+        """
         self.policy = policy
         self.state = policy.initial_state()
         self.entropy: Entropy | None = None
@@ -73,6 +77,7 @@ class GrowthController:
         self.collective_seconds = 0.0
         """Time that this rank has spent in collectives that the host waits for."""
         self.journal = journal
+        self._writes = writes
         self._growth, self._num_heads = growth, model.num_heads
         self._shape = (model.num_layers, model.num_heads, 3)
         self._group, self._device = group, torch.device(device)
@@ -192,6 +197,7 @@ class GrowthController:
     def flush(self) -> None:
         """As `drain`, and onto the disk."""
         self.drain()
+        self._writes()
         if self.journal is not None:
             self.journal.flush()
 
@@ -296,6 +302,7 @@ class GrowthController:
             self.collective_seconds += time.perf_counter() - started
 
     def _note(self, decision: Decision, flops: int) -> None:
+        self._writes()
         if self.journal is not None:
             self.journal.decision(decision, flops)
 

@@ -29,7 +29,8 @@ class Beat:
 
     `part`: of the update in progress. `count`: parts entered so far; all ranks enter the same ones
     in the same order. `limit_seconds`: how long the part may take before it counts as a hang;
-    `seconds`: how long it has taken, as its own rank counts.
+    `silence_seconds`: how long the rank may give no sign meanwhile; `seconds`: how long the part has
+    taken, as its own rank counts. `asked`: whether a SIGTERM came.
     `end`: '' while the rank lives; then why it ended, and `blames_peer` says that it lost another rank.
     """
 
@@ -40,7 +41,9 @@ class Beat:
     part: str
     count: int
     limit_seconds: float
+    silence_seconds: float
     seconds: float = 0.0
+    asked: bool = False
     end: str = ""
     blames_peer: bool = False
 
@@ -107,8 +110,8 @@ def supervisor_here(folder: Path) -> int | None:
 
 
 def silent(ages: Iterable[tuple[Beat, float]]) -> list[tuple[Beat, float]]:
-    """Ranks that have given no sign of life for longer than their part may take, with their age."""
-    return [(beat, age) for beat, age in ages if not beat.end and age > beat.limit_seconds]
+    """Ranks that have given no sign of life for longer than they may, with their age."""
+    return [(beat, age) for beat, age in ages if not beat.end and age > beat.silence_seconds]
 
 
 def is_awaited(ages: Sequence[tuple[Beat, float]], quiet_seconds: float) -> bool:
@@ -164,7 +167,7 @@ def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
     """Of a launch whose processes have all ended: which ranks fell first, and where. '' if none did.
 
     A rank that was killed left no word; one that failed by itself said why; the others lost a peer,
-    or ended well because some saw their launcher gone.
+    were asked to end because one had fallen, or ended well because some saw their launcher gone.
     """
     known = [beat for beat, _ in beats]
     well = (DONE, LAUNCHER_GONE)
@@ -176,6 +179,7 @@ def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
     left = sorted({beat.host for beat in known if beat.end == LAUNCHER_GONE})
     if not gone:
         return f"what launched the ranks on {', '.join(left)} died; all ended" if left else ""
+    gone = [beat for beat in gone if not beat.asked] or gone
     if len(gone) == len(known) > 1:
         return f"all {len(known)} ranks died, last seen in {gone[0].place}"
     return f"{', '.join(beat.name for beat in gone)} died, last seen in {gone[0].place}"

@@ -132,6 +132,7 @@ def build_trainer(
         journal=journal,
         group=ranks.host_group,
         device=ranks.device,
+        writes=lambda: heartbeat.enter("report"),
     )
     tokenizer = loader.token_sets[0].tokenizer_file
     planned = earliest_outcome(
@@ -159,6 +160,7 @@ def build_trainer(
             tokenizer=tokenizer,
             telemetry=telemetry,
             waiting=heartbeat.waiting,
+            moved=heartbeat.moved,
         ),
         requests=Requests(layout, heartbeat),
         heartbeat=heartbeat,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ from typing import TypeVar
 
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.telemetry import heartbeats
+from sgt_ds.training.sigterm import Sigterm
 
 # Signs of life that all ranks together give to the file system that they share: each one a second,
 # less often where they are many.
@@ -107,6 +109,7 @@ class Heartbeat:
         # A launcher that is gone already has left its ranks to the first process.
         self._launcher_ended = launched and os.getppid() == 1
         self._unminded_seconds = 0.0
+        self._asked = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
@@ -118,6 +121,7 @@ class Heartbeat:
             raise UserError(
                 self.folder, None, f"cannot be written ({error.strerror}); choose another run_dir"
             ) from None
+        self._sigterm = Sigterm()
         self._thread.start()
         return self
 
@@ -128,7 +132,9 @@ class Heartbeat:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
+        self._sigterm.wake()
         self._thread.join(timeout=self._every)
+        self._sigterm.release()
         if error is None:
             self._end = heartbeats.LAUNCHER_GONE if self._launcher_ended else heartbeats.DONE
         else:
@@ -209,7 +215,11 @@ class Heartbeat:
 
     def _watch(self) -> None:
         then = time.monotonic()
-        while not self._over.wait(self._every):
+        while True:
+            if self._sigterm.wait(self._every):
+                self._heed_sigterm()
+            if self._over.is_set():
+                return
             now = time.monotonic()
             # While this process or its whole machine was stopped, nobody else waited for it either.
             seconds, then = min(now - then, 2 * self._every), now
@@ -220,13 +230,21 @@ class Heartbeat:
             except OSError:  # the shared directory does not answer: that alone ends nothing
                 continue
 
+    def _heed_sigterm(self) -> None:
+        """Say so at once: what sent it may kill soon, and this rank is not the one that fell."""
+        self._asked = True
+        with suppress(OSError):
+            self._write()
+        if self._sigterm.is_unheeded():
+            os._exit(128 + signal.SIGTERM)
+
     def _count_stuck(self, seconds: float) -> None:
         now = (self._count, self._moved)
         if now != self._watched:
             self._watched, self._stuck_seconds, self._waits_until = now, 0.0, 0.0
             return
         self._stuck_seconds += seconds
-        if self._stuck_seconds > max(self._limit, self._waits_until):
+        if self._stuck_seconds > max(self._hang_seconds, self._waits_until):
             self._judge()
 
     @property
@@ -237,6 +255,15 @@ class Heartbeat:
         if self._first and part == "reduce":  # its connections are made then
             return self._patient_seconds
         return min(self._patient_seconds, max(self._hang_seconds, self._paces.get(part, 0.0)))
+
+    @property
+    def _silence(self) -> float:
+        """How long this rank may give no sign: the thread goes on whatever training waits for.
+
+        Only a library that is loaded or compiles may hold Python's lock for long.
+        """
+        compiles = self._part in _OWN_WORK and self._patient
+        return self._limit if compiles or self._part == "start" else self._hang_seconds
 
     def _look_around(self, seconds: float) -> None:
         told, supervisor = (
@@ -267,6 +294,8 @@ class Heartbeat:
             part=self._part,
             count=self._count,
             limit_seconds=self._limit,
+            silence_seconds=self._silence,
+            asked=self._asked,
             seconds=self._stuck_seconds if self._watched[0] == self._count else 0.0,
             end=self._end,
             blames_peer=self._blames_peer,
@@ -274,16 +303,22 @@ class Heartbeat:
         return heartbeats.write_beat(self.folder, beat)
 
     def _judge(self) -> None:
-        """Wait on for a rank that may still take its time; else tell who is late, and end."""
-        quiet_seconds = self._limit / 2
+        """Tell who is late, and end; wait on where a rank may still take its time, this one or
+        another, and none is silent.
+        """
+        over = self._stuck_seconds > self._limit
+        quiet_seconds = self._limit / 2 if over else self._hang_seconds
+        # While this rank may wait, what an earlier launch left here is no silent rank.
+        since = self._born - (self._patient_seconds if over else 0.0)
         try:
             now = self._write()
-            ages = [  # none of an earlier launch in the same place
+            ages = [
                 (beat, now - written)
                 for beat, written in heartbeats.read_beats(self.folder)
-                if written > self._born - self._patient_seconds
+                if written > since
             ]
-            if heartbeats.is_awaited(ages, quiet_seconds):
+            awaited = heartbeats.is_awaited(ages, quiet_seconds)
+            if awaited if over else not heartbeats.silent(ages):
                 # Every rank that waits reads the files of all: not at every sign of life.
                 self._waits_until = self._stuck_seconds + self._hang_seconds / 6
                 return

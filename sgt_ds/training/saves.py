@@ -33,10 +33,11 @@ class RunCheckpoints:
         tokenizer: Path,
         telemetry: Exporter | None,
         waiting: Callable[[], AbstractContextManager[None]],
+        moved: Callable[[], None],
     ) -> None:
         """`tokenizer`: the file that turns the model's ids into text, for an export.
 
-        `waiting`: surrounds every wait for the other ranks.
+        `waiting`: surrounds every wait for the other ranks. `moved`: told of what is copied.
         """
         self._ranks, self._telemetry = ranks, telemetry
         self._directory = RunLayout(config.run_dir).checkpoints
@@ -49,6 +50,7 @@ class RunCheckpoints:
             group=ranks.host_group,
             background=keep.background,
             waiting=waiting,
+            moved=moved,
         )
         self._facts = {
             "model": config.model.model_dump(mode="json"),

@@ -288,6 +288,7 @@ class Trainer:
         validates |= saves and self.config.checkpoint.keep_best
         compared, validation_loss = training.compare_ranks_every, None
         if compared is not None and (saves or step % compared == 0):
+            self.heartbeat.enter("agreement")
             compare_ranks(self.engine.module, step, self.ranks)
         if validates and self.validation is not None:
             with self.parts.host("validation"):
@@ -343,8 +344,6 @@ class Trainer:
     def _report_step(self, loss: float, rate: float, seconds: float) -> None:
         """Log, metrics row and model-wide series; the one place that waits for the device."""
         with self.parts.host("growth"):
-            self.growth.drain()
-            self.heartbeat.enter("report")  # disk and terminal of rank 0 may be slow
             self.growth.flush()
         self._publish_rank()
         now, (then, tokens_then) = time.perf_counter(), self._last_logged
