@@ -16,6 +16,7 @@ from sgt_ds.checkpoints.start import Start, read_start, seal_start
 from sgt_ds.checkpoints.store import (
     LATEST_NAME,
     CheckpointInfo,
+    bytes_to_verify,
     folder_name,
     list_checkpoints,
     newest_good,
@@ -24,7 +25,6 @@ from sgt_ds.checkpoints.store import (
     read_state,
     remove_leftovers,
     resolve,
-    size_on_disk,
     verify,
 )
 
@@ -46,6 +46,7 @@ __all__ = [
     "Saver",
     "Start",
     "being_read",
+    "bytes_to_verify",
     "checkpoint_until",
     "folder_name",
     "list_checkpoints",
@@ -66,7 +67,6 @@ __all__ = [
     "seal_start",
     "set_aside",
     "settle",
-    "size_on_disk",
     "verify",
 ]
 

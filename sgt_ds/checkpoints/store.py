@@ -76,7 +76,11 @@ def list_checkpoints(directory: Path) -> list[CheckpointInfo]:
     Raises: UserError where `directory` is no folder.
     """
     if not directory.is_dir():
-        raise UserError(directory, None, "no such folder of checkpoints")
+        raise UserError(
+            directory,
+            None,
+            "no such folder of checkpoints; give a run directory, or its checkpoints/",
+        )
     pointer = read_latest(directory)
     found = [
         _info(entry, int(match[1]), entry.name == pointer)
@@ -122,7 +126,7 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
     from sgt_ds.checkpoints.pickles import PAYLOAD_SUFFIX, payload_fault
 
     if not path.is_dir():
-        return [f"{path}: no such checkpoint"]
+        return ["no such checkpoint; `sgt-ds checkpoint list RUN` names those of a run"]
     try:
         manifest = read_manifest(path)
     except UserError as error:
@@ -265,12 +269,18 @@ def resolve(path: Path) -> Path:
             if info is None:
                 raise UserError(directory, None, "holds no good checkpoint; name another folder")
             return info.path
-    raise UserError(path, None, "no such checkpoint, run or folder of checkpoints")
+    raise UserError(
+        path,
+        None,
+        "no such run or checkpoint; give a run directory, its checkpoints/, or one of them",
+    )
 
 
-def size_on_disk(path: Path) -> int:
-    """Bytes of the files that `verify` would read, for a progress bar; 0 where unknown."""
+def bytes_to_verify(path: Path) -> int:
+    """Bytes that `verify` reads, for a progress bar; 0 where nothing can be read."""
     try:
-        return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-    except OSError:
+        manifest = read_manifest(path)
+        broken = {fault.split(":")[0] for fault in check_sizes(path, manifest)}
+    except (UserError, OSError):
         return 0
+    return sum(record.size for name, record in manifest.files.items() if name not in broken)

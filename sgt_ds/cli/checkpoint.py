@@ -60,9 +60,9 @@ def check(options: argparse.Namespace) -> int:
 
     from sgt_ds.checkpoints import (
         MANIFEST_NAME,
+        bytes_to_verify,
         list_checkpoints,
         pointer_fault,
-        size_on_disk,
         verify,
     )
     from sgt_ds.errors import UserError
@@ -76,8 +76,8 @@ def check(options: argparse.Namespace) -> int:
         paths = [info.path for info in list_checkpoints(_folder(given))]
         pointer = pointer_fault(_folder(given))
     if not paths:
-        raise UserError(given, None, "holds no checkpoints")
-    total_bytes = sum(size_on_disk(path) for path in paths)
+        raise UserError(given, None, "holds no checkpoints; give the directory of a run that saved")
+    total_bytes = sum(bytes_to_verify(path) for path in paths)
     with ExitStack() as stack:
         # A small checkpoint is read before a bar would be seen.
         large = total_bytes > 200e6

@@ -45,7 +45,11 @@ def find_checkpoint(given: Path, tag: str | None) -> Path:
     """
     folders = [folder for folder in (given / "checkpoints", given) if folder.is_dir()]
     if not folders:
-        raise UserError(given, None, "no such run, folder of checkpoints or checkpoint")
+        raise UserError(
+            given,
+            None,
+            "no such run or checkpoint; give a run directory, its checkpoints/, or one of them",
+        )
     found = next(filter(None, map(checkpoints.list_checkpoints, folders)), [])
     if tag is not None:
         wanted = checkpoints.folder_name(int(tag)) if tag.isdecimal() else tag
@@ -63,7 +67,7 @@ def find_checkpoint(given: Path, tag: str | None) -> Path:
 
 def verify_source(path: Path) -> None:
     """Read every file of the checkpoint `path`. Raises: UserError where one is damaged or missing."""
-    with Progress("verify", checkpoints.size_on_disk(path), "B") as progress:
+    with Progress("verify", checkpoints.bytes_to_verify(path), "B") as progress:
         faults = checkpoints.verify(path, progress.advance)
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""

@@ -1,0 +1,64 @@
+"""What a person names: a checkpoint of another shape, a folder that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from made_checkpoints import write_checkpoint
+
+from sgt_ds.checkpoints import bytes_to_verify, verify
+from sgt_ds.cli import main
+from sgt_ds.config import PRESETS
+from sgt_ds.model import Transformer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the tiny preset with one layer less than a run of it has."""
+    shape = PRESETS["tiny"].model_copy(update={"num_layers": 5, "vocab_size": 511})
+    return write_checkpoint(tmp_path_factory.mktemp("other"), Transformer(shape))
+
+
+@pytest.mark.parametrize("key", ["fork", "resume"])
+def test_a_checkpoint_of_another_shape_is_found_out_by_the_ranks(
+    tmp_path: Path, checkpoint: Path, capfd: Any, key: str
+) -> None:
+    data = runs.write_data(tmp_path / "data")
+    file = runs.write_run(
+        tmp_path / "run.yaml", data, telemetry={"enabled": False}, **{key: str(checkpoint)}
+    )
+    assert main(["train", str(file)]) == 2
+    assert capfd.readouterr().err == (
+        f"sgt-ds: {file}: model.num_layers: is 6, and 5 in {checkpoint}; set 5, or name another "
+        "checkpoint\n"
+    )
+    assert not (tmp_path / "run" / "logs").exists()
+
+
+def test_verification_reads_other_bytes_than_it_promised(checkpoint: Path) -> None:
+    read = 0
+
+    def count(size: int) -> None:
+        nonlocal read
+        read += size
+
+    assert verify(checkpoint, count) == []
+    assert read == bytes_to_verify(checkpoint) > 100_000
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["checkpoint", "list"], ["checkpoint", "verify"], ["convert", "--out", "export"], ["stop"]],
+    ids=" ".join,
+)
+def test_a_name_of_nothing_is_told_without_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "NOPE"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("sgt-ds: NOPE: no such ")
+    assert "; give " in line
