@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -112,6 +113,8 @@ def join_ranks(timeout_seconds: float) -> Ranks:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if not on_cpu:
         accelerator.set_device(local_rank)
+        # That device is the right one; DeepSpeed's barriers cannot name it.
+        warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under")
     return Ranks(
         rank=dist.get_rank(),
         local_rank=local_rank,
