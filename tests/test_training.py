@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -111,6 +112,19 @@ def test_a_run_forked_from_vanilla_equals_one_that_grew_all_along(
     # And until growth begins, the method changes nothing at all.
     of_vanilla = runs.losses(tmp_path / "vanilla")
     assert all(of_vanilla[step] == of_grown[step] for step in range(1, 5))
+
+
+def test_a_fork_loses_the_loops_of_its_parent_without_a_word_or_does_not_replay(
+    tmp_path: Path, data: Path, uninterrupted: Path
+) -> None:
+    checkpoint = max((uninterrupted / "checkpoints").glob("step-*"))
+    loops = json.loads((checkpoint / "state.json").read_text())["state"]["loops"]
+    assert loops
+    # It ends where its parent did, and its journal must replay all the same.
+    run = runs.write_run(tmp_path / "run.yaml", data, fork=str(checkpoint))
+    told = runs.run_to_end(runs.launcher(run, 2))
+    layers = ", ".join(sorted(loops, key=int))
+    assert f"fork: the loops of {checkpoint} (layers {layers}) stay behind; growth begins" in told
 
 
 def test_killing_a_run_loses_nothing_but_the_steps_since_its_checkpoint(

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -149,6 +150,7 @@ class Journal:
                 "entropy": rows_to_json(measurement.entropy),
                 "stderr": rows_to_json(measurement.stderr),
                 "sequences": measurement.sequences,
+                **({"adopted": True} if measurement.adopted else {}),
             }
         )
 
@@ -183,12 +185,13 @@ class Journal:
         """Take over another run's measurements up to `through`, the step at which this one forks.
 
         The moving average at the fork comes from them: with them this journal replays by itself.
+        What lies before `through` is marked: this run decided nothing there.
         Raises: UserError where the parent's journal is damaged.
         """
         _, lines = read_journal(parent, live=True)
         for line in lines:
             if isinstance(line, Measurement) and line.step <= through:
-                self.measure(line)
+                self.measure(replace(line, adopted=line.step < through))
         self._file.flush()
 
     def close(self) -> None:

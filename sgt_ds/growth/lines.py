@@ -218,7 +218,10 @@ def _measurement(path: Path, where: str, values: dict[str, Any]) -> Measurement:
     sequences = values.get("sequences", 0)
     if not _is_count(sequences):
         raise UserError(path, where, f"sequences {sequences!r} is no count; correct it")
-    return Measurement(int(values["step"]), entropy, stderr, int(sequences))
+    adopted = values.get("adopted", False)
+    if not isinstance(adopted, bool):
+        raise UserError(path, where, f"adopted is {adopted!r}; give true or false")
+    return Measurement(int(values["step"]), entropy, stderr, int(sequences), adopted)
 
 
 def _is_count(value: object) -> bool:

@@ -26,7 +26,7 @@ def decisions(
                 return
             continue
         entropy = average.update(line)
-        if policy.is_due(line.step, state):
+        if not line.adopted and policy.is_due(line.step, state):
             decision = policy.decide(line.step, entropy, state)
             state = decision.after
             yield decision

@@ -26,12 +26,14 @@ class Measurement:
     `entropy`: normalized entropy per head, 0–1, mean over the sequences of the global batch.
     `stderr`: standard error of that mean over the sequences; NaN with fewer than two.
     `sequences`: how many sequences were counted; 0 where unknown.
+    `adopted`: of the run that the journal's own forks from, which it did not decide from.
     """
 
     step: int
     entropy: Rows
     stderr: Rows
     sequences: int
+    adopted: bool = False
 
     def first_not_finite(self) -> tuple[int, int] | None:
         """The first (layer, head) without a finite entropy, or None."""
