@@ -74,7 +74,14 @@ def test_a_run_that_is_scored_trains_otherwise_or_ranks_find_other_scores(
     tmp_path: Path, data: Path
 ) -> None:
     plain = runs.write_run(tmp_path / "plain.yaml", data)
-    scored = runs.write_run(tmp_path / "scored.yaml", data, evaluation=evaluation(data))
+    settings = evaluation(data)
+    settings["perplexity"][0]["path"] = (data / "val").as_uri()
+    scored = runs.write_run(
+        tmp_path / "scored.yaml",
+        data,
+        evaluation=settings,
+        data={"cache_dir": str(tmp_path / "cache")},
+    )
     runs.run_to_end(runs.launcher(plain, 2))
     runs.run_to_end(runs.launcher(scored, 2))
     of_plain, of_scored = tmp_path / "plain", tmp_path / "scored"
@@ -83,6 +90,7 @@ def test_a_run_that_is_scored_trains_otherwise_or_ranks_find_other_scores(
     found = scores(of_scored)
     assert sorted(found) == [5, 10, 15, 20]
     assert set(found[20]) == {"openbookqa", "arc_easy", "chain"}
+    assert len(list((tmp_path / "cache").glob("*/*.tokens"))) == 1, "kept elsewhere than the run's"
     # The text is what is validated, and the loops of the moment are in it.
     rows = runs.metrics(of_scored)
     validated = {r["step"]: r["validation_loss"] for r in rows if "validation_loss" in r}

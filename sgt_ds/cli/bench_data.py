@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -19,6 +19,9 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument("--tokens", type=_many, default=1 << 25, help="of the set that is read")
     parser.add_argument("--shards", type=_many, default=10_000, help="of the set that is opened")
     parser.add_argument("--rounds", type=_many, default=5, help="rounds of all cases in turn")
+    parser.add_argument(
+        "--ranks", type=whole_number(1, 256), default=1, help="whose share one process loads"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -28,12 +31,18 @@ def data(options: argparse.Namespace) -> None:
 
     least = 1 << 20
     bench = bench_data(
-        tokens=max(options.tokens, least), shards=options.shards, rounds=options.rounds
+        tokens=max(options.tokens, least),
+        shards=options.shards,
+        rounds=options.rounds,
+        ranks=options.ranks,
     )
     if options.json:
         print_json(bench.as_json())
         return
-    print(f"median of {bench.rounds} rounds, {bench.tokens:,} tokens, one process")
+    print(
+        f"median of {bench.rounds} rounds, {bench.tokens:,} tokens, one process, the share of one of "
+        f"{bench.ranks} ranks"
+    )
     for row in bench.loader:
         print(
             f"loader, N = {row.sequence_length}"

@@ -84,6 +84,8 @@ class DataBench:
 
     tokens: int
     rounds: int
+    ranks: int
+    """Of the run of which one rank's share is loaded."""
     loader: list[LoaderRow]
     permutation_indices_per_cpu_second: float
     permutation_ratio: float
@@ -97,13 +99,18 @@ class DataBench:
         return asdict(self)
 
 
-def bench_data(*, tokens: int = 1 << 25, shards: int = 10_000, rounds: int = 5) -> DataBench:
-    """Measure on this machine, from one process. Needs about 2 bytes a token of temporary disk."""
+def bench_data(
+    *, tokens: int = 1 << 25, shards: int = 10_000, rounds: int = 5, ranks: int = 1
+) -> DataBench:
+    """Measure on this machine, from one process. Needs about 2 bytes a token of temporary disk.
+
+    `ranks`: of the run of which this process loads one rank's share, up to 256.
+    """
     with tempfile.TemporaryDirectory(prefix="sgt-bench-") as folder:
         directory = Path(folder)
         data = _write_set(directory / "large", tokens)
         loaded = [
-            _loader_row(data, length, starts, rounds)
+            _loader_row(data, length, starts, rounds, ranks)
             for length in LENGTHS
             for starts in (False, True)
         ]
@@ -116,29 +123,33 @@ def bench_data(*, tokens: int = 1 << 25, shards: int = 10_000, rounds: int = 5) 
             check=True,
         )
     opening = {"shards": shards, **json.loads(answer.stdout)}
-    return DataBench(tokens, rounds, loaded, *_permutation(rounds), opening)
+    return DataBench(tokens, rounds, ranks, loaded, *_permutation(rounds), opening)
 
 
-def _loader_row(data: Path, length: int, starts: bool, rounds: int) -> LoaderRow:
+def _loader_row(data: Path, length: int, starts: bool, rounds: int, ranks: int) -> LoaderRow:
     sequences = BATCH_TOKENS // length
-    micro_batch = max(1, 8 * 4096 // length)
+    micro_batch = max(1, min(8 * 4096 // length, sequences // ranks))
+    sequences -= sequences % (micro_batch * ranks)
+    batches = BATCHES * ranks  # as many tokens at every number of ranks
     source = [DataSource(path=data)]
     own: list[tuple[float, float]] = []
     bare: list[tuple[float, float]] = []
-    with Loader(source, length, sequences, micro_batch, 0, 1, 0, document_starts=starts) as loader:
+    with Loader(
+        source, length, sequences, micro_batch, 0, ranks, 0, document_starts=starts
+    ) as loader:
         token_set = loader.token_sets[0]
         mapped = [token_set.shard(place).tokens for place in range(SHARD_COUNT)]
         each = token_set.num_sequences(length) // SHARD_COUNT
 
         def load() -> None:
             loader.seek(0)  # nothing read ahead counts
-            for _ in range(BATCHES):
+            for _ in range(batches):
                 for _micro_batch in loader.next_step():
                     pass
             loader.close()
 
         def copy() -> None:
-            for batch in range(BATCHES):
+            for batch in range(batches):
                 _, order = loader.order.locate(loader.batch_rows(batch).reshape(-1))
                 rows = np.empty((micro_batch, length + 1), dtype=np.int64)
                 for number, sequence in enumerate(order.tolist()):
@@ -150,7 +161,7 @@ def _loader_row(data: Path, length: int, starts: bool, rounds: int) -> LoaderRow
         for _ in range(rounds):
             own.append(_timed(load))
             bare.append(_timed(copy))
-    done = BATCHES * sequences * length
+    done = BATCHES * sequences * length  # this rank's share of them all
     return LoaderRow(
         length,
         starts,

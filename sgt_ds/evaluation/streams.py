@@ -32,19 +32,25 @@ class Stream:
 
 
 def streams_of(
-    location: str, encoder: Encoder, *, tokens: int | None = None, apart: bool = False
+    location: str,
+    encoder: Encoder,
+    *,
+    tokens: int | None = None,
+    apart: bool = False,
+    cache_dir: Path | None = None,
 ) -> list[Stream]:
     """Streams of a prepared set (a folder or URL with a manifest), or of the texts in files.
 
     `encoder`: the model's tokenizer. `tokens`: stop after so many; None reads all.
     `apart`: each text by itself, behind the token that begins a text; else texts stand in one row
     as in training, an end token after each. A prepared set is such rows already.
+    `cache_dir`: as `open_token_set`.
     Raises: UserError where nothing is there, or the set was made by another tokenizer.
     """
     if Path(location).is_dir() or ("://" in location and not _names_a_file(location)):
         if apart:
             raise UserError(location, "--apart", "goes with texts; a prepared set is one row")
-        token_set = open_token_set(location if "://" in location else Path(location), None)
+        token_set = open_token_set(location if "://" in location else Path(location), cache_dir)
         _check_tokenizer(token_set, encoder)
         return set_streams(token_set, tokens)
     return text_streams(read_texts(location), encoder, location, tokens=tokens, apart=apart)

@@ -115,7 +115,7 @@ def build_evaluation(
 
     def parts() -> tuple[Suite | None, dict[str, PerplexityProbe]]:
         encoder = TrainingEncoder.of_set(token_set)
-        return _suite(settings, encoder, length), _probes(settings, encoder, length)
+        return _suite(settings, encoder, length), _probes(config, encoder)
 
     def check() -> None:
         parts()
@@ -139,17 +139,16 @@ def _suite(settings: EvaluationConfig, encoder: TrainingEncoder, length: int) ->
     return Suite(questions, encoder, positions=length, batch_tokens=settings.batch_tokens)
 
 
-def _probes(
-    settings: EvaluationConfig, encoder: TrainingEncoder, length: int
-) -> dict[str, PerplexityProbe]:
+def _probes(config: RunConfig, encoder: TrainingEncoder) -> dict[str, PerplexityProbe]:
+    data = config.data
     return {
         source.name: PerplexityProbe(
-            streams_of(source.path, encoder, tokens=source.tokens),
-            window=length,
-            length=length,
-            batch_tokens=settings.batch_tokens,
+            streams_of(source.path, encoder, tokens=source.tokens, cache_dir=data.cache_dir),
+            window=data.sequence_length,
+            length=data.sequence_length,
+            batch_tokens=config.evaluation.batch_tokens,
         )
-        for source in settings.perplexity
+        for source in config.evaluation.perplexity
     }
 
 
