@@ -199,6 +199,10 @@ def _another_kind(folder: Path, config: dict[str, Any]) -> None:
     config["model_type"] = "mistral"
 
 
+def _nameless(folder: Path, config: dict[str, Any]) -> None:
+    config.clear()
+
+
 def _loops(folder: Path, config: dict[str, Any]) -> None:
     config["model_type"] = "sgt"
 
@@ -236,6 +240,7 @@ NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
         (_wide_heads, "head_dim: 16 × 4"),
         (_relu, "hidden_act: 'relu'"),
         (_another_kind, "model_type: 'mistral' is not llama"),
+        (_nameless, "model_type: is missing; give the folder of a LLaMA"),
         (_loops, "loops: would be lost"),
         (_quantized, "quantization_config"),
         (_no_weights, "only safetensors are read"),

@@ -172,11 +172,13 @@ def _read_config(directory: Path) -> Any:
     path = directory / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        kind = values["model_type"]
     except FileNotFoundError:
         raise UserError(directory, None, "holds no config.json; give a model's folder") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(path, None, f"cannot be read ({error}); copy it again") from None
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise UserError(path, "model_type", "is missing; give the folder of a LLaMA")
+    kind = values["model_type"]
     if kind == "sgt":
         raise UserError(
             path, "loops", "would be lost; train its run on, from its own run directory"
