@@ -73,13 +73,13 @@ def write_beat(folder: Path, beat: Beat) -> float:
     return path.stat().st_mtime
 
 
-def read_beats(folder: Path) -> list[tuple[Beat, float]]:
+def read_beats(folder: Path, rank: int | None = None) -> list[tuple[Beat, float]]:
     """Every rank's beat with the time (seconds, the file system's clock) at which it was written.
 
-    What can't be read is left out: the launch may be just starting or just ending.
+    `rank`: read that one's only. What can't be read is left out: the launch may be just starting or just ending.
     """
     found = []
-    for path in sorted(folder.glob("rank-*.json")):
+    for path in sorted(folder.glob("rank-*.json" if rank is None else f"rank-{rank:05d}.json")):
         try:
             beat = Beat(**json.loads(path.read_text(encoding="utf-8")))
             found.append((beat, path.stat().st_mtime))

@@ -41,6 +41,10 @@ _LAUNCHERS = frozenset(
 # What may last long for good reasons: it is bounded by the time limit of collectives.
 _PATIENT = frozenset({"start", "data", "report", "checkpoint", "validation", "end"})
 
+# Of these, and of the first reduction, those in which signs of life never stay away: elsewhere a full
+# disk cache may hold them up, or a library that loads or compiles and lets no thread go on.
+_HEARD = frozenset({"data", "reduce", "end"})
+
 # What forward, backward and optimizer may take, in units of the longest time that they have taken: in
 # updates like earlier ones, and in those that may compile.
 _USUAL, _COMPILING = 10.0, 2.0
@@ -89,6 +93,7 @@ class Heartbeat:
     ) -> None:
         self.folder = folder
         self._rank, self._host, self._alone = rank, socket.gethostname(), world_size == 1
+        self._next_rank = (rank + 1) % world_size
         self._hang_seconds = hang_seconds
         self._patient_seconds = max(patient_seconds, hang_seconds)
         self._every = min(
@@ -258,12 +263,8 @@ class Heartbeat:
 
     @property
     def _silence(self) -> float:
-        """How long this rank may give no sign: the thread goes on whatever training waits for.
-
-        Only a library that is loaded or compiles may hold Python's lock for long.
-        """
-        compiles = self._part in _OWN_WORK and self._patient
-        return self._limit if compiles or self._part == "start" else self._hang_seconds
+        """How long this rank may give no sign: its thread goes on whatever training waits for."""
+        return self._hang_seconds if self._part in _HEARD else self._limit
 
     def _look_around(self, seconds: float) -> None:
         told, supervisor = (
@@ -312,18 +313,15 @@ class Heartbeat:
         since = self._born - (self._patient_seconds if over else 0.0)
         try:
             now = self._write()
-            ages = [
-                (beat, now - written)
-                for beat, written in heartbeats.read_beats(self.folder)
-                if written > since
-            ]
+            # Many may wait at a start: each looks at the one rank that comes next.
+            ages = self._ages(now, since, None if over else self._next_rank)
             awaited = heartbeats.is_awaited(ages, quiet_seconds)
             if awaited if over else not heartbeats.silent(ages):
-                # Every rank that waits reads the files of all: not at every sign of life.
+                # Not at every sign of life: each rank that waits reads the files of all.
                 self._waits_until = self._stuck_seconds + self._hang_seconds / 6
                 return
             # Told once for all ranks; training can't be asked any more.
-            told = heartbeats.hang(ages, self._stuck_seconds, quiet_seconds)
+            told = heartbeats.hang(self._ages(now, since), self._stuck_seconds, quiet_seconds)
             file = self.folder / heartbeats.HANG_FILE
             before = _time_of(file)
             if before is not None and before < self._born:
@@ -334,6 +332,8 @@ class Heartbeat:
         except FileExistsError:
             pass
         except OSError as error:
+            if not over:
+                return
             print(
                 f"sgt-ds train: rank {self._rank} on {self._host}: nothing has moved in "
                 f"{self.place} for {self._stuck_seconds:.0f} s, and {self.folder} does not answer "
@@ -342,6 +342,12 @@ class Heartbeat:
                 flush=True,
             )
         os._exit(1)
+
+    def _ages(
+        self, now: float, since: float, rank: int | None = None
+    ) -> list[tuple[heartbeats.Beat, float]]:
+        beats = heartbeats.read_beats(self.folder, rank)
+        return [(beat, now - written) for beat, written in beats if written > since]
 
 
 @contextmanager
