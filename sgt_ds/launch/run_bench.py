@@ -248,7 +248,12 @@ def _launcher(ranks: int) -> list[str]:
     # DeepSpeed's launcher takes the first GPUs of the host, whichever ones are to be seen.
     chosen = [gpu.strip() for gpu in os.environ.get(_GPUS, "").split(",") if gpu.strip()]
     if chosen and (len(chosen) < ranks or not all(gpu.isdecimal() for gpu in chosen)):
-        raise UserError(_GPUS, None, f"names no {ranks} GPUs by number ({','.join(chosen)})")
+        raise UserError(
+            _GPUS,
+            None,
+            f"names no {ranks} GPUs by number ({','.join(chosen)}); name more, or give a smaller "
+            "--num-gpus",
+        )
     place = (
         ("--include", f"localhost:{','.join(chosen[:ranks])}")
         if chosen
