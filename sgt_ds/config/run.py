@@ -176,8 +176,8 @@ class CheckpointConfig(Section):
     keep_best: bool = False
     """Keep the one of lowest validation loss too; every checkpoint is validated then."""
     background: bool = True
-    """Write while training goes on; each rank holds a copy of its share in host memory, which CUDA's
-    page-locked memory may round up to twice its size."""
+    """Write while training goes on; each rank holds a copy of its share in host memory, page-locked
+    with CUDA."""
 
 
 class WandbConfig(Section):
