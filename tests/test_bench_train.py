@@ -14,6 +14,7 @@ from runs import environment, wait_for_step, write_data, write_run
 
 from sgt_ds.config import PRESETS
 from sgt_ds.flops import parameter_count, vanilla_flops_per_token
+from sgt_ds.launch import RunFigures, with_ratios
 
 MODEL = PRESETS["tiny"].model_copy(update={"vocab_size": 300})
 LENGTH, MICRO_BATCH = 64, 2
@@ -46,6 +47,7 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     setting = document["setting"]
+    assert document["complete"]
     assert setting["parameters"] == parameter_count(MODEL)
     assert (setting["micro_batch_size"], setting["sequence_length"]) == (MICRO_BATCH, LENGTH)
     assert (setting["precision"], setting["overlaps"]) == ("fp32", False)
@@ -110,7 +112,9 @@ def test_a_bench_that_is_stopped_loses_its_runs_or_leaves_one_behind(tmp_path: P
         running.terminate()
         printed, _ = running.communicate(timeout=60)
     assert running.returncode == 143
-    assert [run["variant"] for run in json.loads(printed)["runs"]] == ["vanilla"]
+    document = json.loads(printed)
+    assert not document["complete"]
+    assert [run["variant"] for run in document["runs"]] == ["vanilla"]
     left = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # ended meanwhile
@@ -124,6 +128,8 @@ def test_a_bench_that_is_stopped_loses_its_runs_or_leaves_one_behind(tmp_path: P
         (("--variants", "vanilla", "sgt:0"), "--variants: 'sgt:0'"),
         (("--variants", "sgt:1", "--heads", "9"), "growth.stages"),
         (("--global-batch", "3"), "--global-batch: 3"),
+        (("--num-gpus", "2", "2"), "--num-gpus: names one twice"),
+        (("--scratch", "/proc/none"), "--scratch: /proc/none cannot be made"),
         (("--scratch", "data"), "--scratch: data"),
     ],
 )
@@ -138,6 +144,22 @@ def test_bad_usage_of_the_bench_starts_a_run_or_prints_a_traceback(
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
     assert named in lines[0]
+
+
+def test_a_run_without_its_base_takes_the_others_ratios_along() -> None:
+    def run(variant: str, ranks: int, speed: float) -> RunFigures:
+        nothing: dict[str, Any] = {"rank_spread_ratio": 0.0, "growth_collective_seconds": 0.0}
+        return RunFigures(
+            *(variant, ranks, 0, 8, 1.0, (1.0, 1.0), speed, 100.0, None),
+            **nothing,
+            parts={},
+            checkpoint_seconds=0.0,
+            peak_memory_bytes=None,
+        )
+
+    measured = [run("vanilla", 2, 10.0), run("sgt:1", 2, 8.0), run("vanilla", 1, 20.0)]
+    scaling = [run.scaling_ratio for run in with_ratios(measured)]
+    assert scaling == [0.5, 1.0, 1.0]
 
 
 def test_gpus_that_are_hidden_are_taken_all_the_same(

@@ -153,6 +153,22 @@ def test_bf16_gradients_are_checked_and_added_up_in_fp32(run_file: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("said", "on"),
+    [
+        ({}, False),
+        ({"timers": {}}, False),
+        ({"timers": {"throughput": {"synchronized": True}}}, False),
+        ({"timers": {"throughput": {"enabled": True}}}, True),
+    ],
+)
+def test_a_timer_that_stops_the_device_is_on_unasked(
+    run_file: Path, tmp_path: Path, said: dict[str, object], on: bool
+) -> None:
+    config = load_run_config(run_file, [deepspeed_file(tmp_path, **said)])
+    assert resolve_deepspeed(config, 2, run_file)["timers"]["throughput"]["enabled"] is on
+
+
+@pytest.mark.parametrize(
     ("values", "key"),
     [
         ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage"),
@@ -164,6 +180,9 @@ def test_bf16_gradients_are_checked_and_added_up_in_fp32(run_file: Path, tmp_pat
             "zero_optimization.stage",
         ),
         ({"train_batch_size": 512}, "train_batch_size"),
+        ({"timers": None}, "timers"),
+        ({"timers": {"throughput": 5}}, "timers.throughput"),
+        ({"timers": {"throughput": {"enabled": "perhaps"}}}, "timers.throughput"),
     ],
 )
 def test_deepspeed_files_that_cannot_work_are_refused(

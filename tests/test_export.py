@@ -248,6 +248,7 @@ def test_sentencepiece_ids_survive_the_export(kind: str, runs: Path, tmp_path: P
         model_type=kind,
         byte_fallback=True,
         pad_id=3,
+        add_dummy_prefix=kind == "unigram",
         minloglevel=2,
     )
     original = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
@@ -260,6 +261,9 @@ def test_sentencepiece_ids_survive_the_export(kind: str, runs: Path, tmp_path: P
     assert (exported.eos_token_id, exported.bos_token_id, exported.pad_token_id) == (2, 1, 3)
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (generation["eos_token_id"], generation["pad_token_id"]) == (2, 3)
+    # llama.cpp's converter reads the model file and these; without them it adds a space and BOS.
+    told = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert (told["add_prefix_space"], told["add_bos_token"]) == (kind == "unigram", False)
     rows = range(original.get_piece_size(), MODEL.padded_vocab_size)
     assert generation["suppress_tokens"] == list(rows)
 

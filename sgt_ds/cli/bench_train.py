@@ -112,6 +112,9 @@ def train(options: argparse.Namespace) -> None:
         and (not scratch.is_dir() or any(scratch.iterdir()))
     ):
         raise UserError("--scratch", None, f"{scratch} is no empty directory; give a new one")
+    for option, given in (("--variants", options.variants), ("--num-gpus", options.num_gpus)):
+        if len(set(given)) < len(given):
+            raise UserError(option, None, "names one twice; name each once, and use --repeats")
     variants = [variant(text, config.model.num_layers, options.heads) for text in options.variants]
     kept = scratch is not None
     scratch = scratch or Path(tempfile.mkdtemp(prefix="sgt-ds-bench-"))
@@ -149,7 +152,15 @@ def train(options: argparse.Namespace) -> None:
         finally:  # a run that failed, or was stopped, takes nothing from those before it
             if figures and options.json:
                 runs = [run.as_json() for run in with_ratios(figures)]
-                print_json({"setting": setting, "runs": runs, "collectives": collectives})
+                complete = len(runs) == options.repeats * len(variants) * len(options.num_gpus)
+                print_json(
+                    {
+                        "setting": setting,
+                        "complete": complete,
+                        "runs": runs,
+                        "collectives": collectives,
+                    }
+                )
             elif figures:
                 _print_table(with_ratios(figures))
     if not kept:  # what failed stays, to be read

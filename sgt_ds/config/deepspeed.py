@@ -57,7 +57,7 @@ def resolve_deepspeed(
     Raises: UserError where the batch does not divide, or JSON and YAML contradict each other.
     """
     path, values = config.deepspeed, read_deepspeed_json(config.deepspeed)
-    for section in ("bf16", "fp16", "zero_optimization", "data_types"):
+    for section in ("bf16", "fp16", "zero_optimization", "data_types", "timers"):
         if section in values and not isinstance(values[section], dict):
             raise UserError(
                 path, section, f"must be an object (got {values[section]!r}); correct it"
@@ -94,7 +94,13 @@ def resolve_deepspeed(
     # One progress line of ours instead of DeepSpeed's.
     values.setdefault("steps_per_print", 10**9)
     # It waits for the device twice a micro-batch; `sgt_tokens_per_second` needs none of it.
-    values.setdefault("timers", {"throughput": {"enabled": False}})
+    throughput = values.setdefault("timers", {}).setdefault("throughput", {})
+    if not isinstance(throughput, dict) or not isinstance(
+        throughput.setdefault("enabled", False), bool
+    ):
+        raise UserError(
+            path, "timers.throughput", 'must be {"enabled": false} or true; correct or remove it'
+        )
     if precision_of(values) == "bf16":
         if stage == 0:
             raise UserError(

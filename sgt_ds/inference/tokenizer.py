@@ -47,9 +47,13 @@ def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length:
             raise UserError(path, "tokenizer", f"is no tokenizer ({error}); give another") from None
         if tokenizer.encode("a").ids != tokenizer.encode("a", add_special_tokens=False).ids:
             tokenizer.post_processor = None
+        told: dict[str, bool] = {}
     else:
         tokenizer = tokenizer_of(path)
         shutil.copyfile(path, out / "tokenizer.model")
+        # For converters that read the model file: they would put a space and BOS before each text.
+        spaced = tokenizer.pre_tokenizer.prepend_scheme == "always"
+        told = {"add_prefix_space": spaced, "add_bos_token": False, "add_eos_token": False}
     tokenizer.no_truncation()
     tokenizer.no_padding()
     size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
@@ -75,6 +79,10 @@ def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length:
         **names,
     )
     fast.save_pretrained(out)
+    if told:
+        file = out / "tokenizer_config.json"
+        written = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({**written, **told}, indent=2) + "\n", encoding="utf-8")
     return ids
 
 

@@ -159,7 +159,7 @@ def bench_collectives(ranks: int, size: int, scratch: Path) -> dict[str, Any]:
 
     `size`: bytes of a large one. Raises: SgtError where the launch fails.
     """
-    scratch.mkdir(parents=True, exist_ok=True)
+    _make(scratch)
     file, output = (scratch / f"collectives-{ranks}.{end}" for end in ("json", "log"))
     command = [*_launcher(ranks), "sgt_ds.training.collectives", str(file), str(size)]
     with output.open("w") as stream:
@@ -185,10 +185,11 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def with_ratios(figures: Sequence[RunFigures]) -> list[RunFigures]:
-    """The figures with their ratios."""
+    """The figures with their ratios; some of a wish's runs may be missing."""
     vanilla = {(run.ranks, run.repeat): run for run in figures if run.variant == "vanilla"}
-    fewest = min(run.ranks for run in figures)
-    first = {(run.variant, run.repeat): run for run in figures if run.ranks == fewest}
+    first: dict[tuple[str, int], RunFigures] = {}
+    for run in sorted(figures, key=lambda run: run.ranks):
+        first.setdefault((run.variant, run.repeat), run)
     compared = []
     for run in figures:
         base, least = vanilla.get((run.ranks, run.repeat)), first[run.variant, run.repeat]
@@ -222,7 +223,7 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
         *("training.validate_every=1000000", "checkpoint.every=1000000", "resume=never"),
         *("telemetry.enabled=true", "telemetry.host=127.0.0.1", f"telemetry.port={port}"),
     ]
-    wish.scratch.mkdir(parents=True, exist_ok=True)
+    _make(wish.scratch)
     output = directory.with_suffix(".log")
     scraper = _Scraper(range(port, port + ranks), wish.warm_up * wish.updates)
     with output.open("w") as stream, scraper:
@@ -242,6 +243,14 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
     figures = _figures(wish, chosen.name, ranks, repeat, directory, scraper)
     shutil.rmtree(RunLayout(directory).checkpoints)  # tens of gigabytes, of no more use
     return figures
+
+
+def _make(scratch: Path) -> None:
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        mend = f"{scratch} cannot be made ({error.strerror}); give another folder"
+        raise UserError("--scratch", None, mend) from None
 
 
 def _launcher(ranks: int) -> list[str]:
@@ -266,7 +275,7 @@ def _launcher(ranks: int) -> list[str]:
 
 
 def _launch(command: Sequence[str], output: IO[str]) -> int:
-    """Run a launcher to its end. What ends the block ends every process of the launch as well."""
+    """Run a launcher to its end. However it ends, none of its processes is left."""
     run_id = f"bench-{uuid.uuid4().hex}"
     own = {name: value for name, value in os.environ.items() if name != _GPUS}
     try:
@@ -277,9 +286,8 @@ def _launch(command: Sequence[str], output: IO[str]) -> int:
             stderr=output,
             check=False,
         ).returncode
-    except BaseException:
-        kill_processes(run_id)  # the ranks lead sessions of their own: no signal reached them
-        raise
+    finally:
+        kill_processes(run_id)  # the ranks lead sessions of their own: no signal reaches them
 
 
 def _figures(

@@ -183,6 +183,8 @@ def _reduce_without_the_host(optimizer: Any) -> None:
     epilogue = getattr(optimizer, "independent_gradient_partition_epilogue", None)
     if stream is None or epilogue is None or not optimizer.overlap_comm:
         return
+    if not optimizer.contiguous_gradients:  # what lies in no bucket is reduced after that wait
+        return
     accelerator = get_accelerator()
 
     def ordered() -> None:
