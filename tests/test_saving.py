@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from sgt_ds.checkpoints import (
     read_state,
     verify,
 )
+from sgt_ds.checkpoints.saving import saved_sizes
 from sgt_ds.checkpoints.snapshot import Snapshots
 from sgt_ds.files import LineFile
 
@@ -233,3 +235,14 @@ def test_the_first_copy_of_a_checkpoint_waits_for_new_memory() -> None:
     prepared = Snapshots()
     prepared.prepare(tensor.nbytes for tensor in tensors.values())
     assert faults_of_a_copy(prepared) < pages / 10
+
+
+def test_a_rank_that_saves_no_tensor_gets_memory_for_it() -> None:
+    module = torch.nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.AdamW(module.parameters())
+
+    def size(zero: bool, other: bool) -> int:
+        saves = {"save_zero_checkpoint": zero, "save_non_zero_checkpoint": other}
+        return sum(saved_sizes(SimpleNamespace(module=module, optimizer=optimizer, **saves)))
+
+    assert [size(True, False), size(False, True), size(False, False)] == [3 * 64, 3 * 64, 0]

@@ -20,6 +20,8 @@ _PAGE_BYTES = 4096
 _TOUCH_BYTES = 1 << 24
 # Page-locked at a time, so that training's own calls of the driver need not wait for all of it.
 _LOCK_BYTES = 1 << 28
+# For a thread that ends within two such pieces, unless locking waits for the device too.
+_STOP_SECONDS = 5.0
 _PORTABLE = 1  # cudaHostRegisterPortable
 
 
@@ -37,6 +39,8 @@ class HostMemory:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._locked: list[int] = []  # addresses
         self._unwanted = Event()
+        # A thread begins with device 0, and would open a context on it.
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
         # CUDA keeps an error of page-locking for the thread that met it: not for training's.
         self._thread = Thread(target=self._get, name="checkpoint-memory", daemon=True)
         self._thread.start()
@@ -44,6 +48,13 @@ class HostMemory:
     def wait(self) -> None:
         """Until it is there, or `fault` says why not."""
         self._thread.join()
+
+    def stop(self) -> None:
+        """Stop getting it. What is locked stays locked: unlocking may wait for the device, and that
+        for a rank that is gone.
+        """
+        self._unwanted.set()
+        self._thread.join(timeout=_STOP_SECONDS)
 
     def close(self) -> None:
         """Unlock it, or stop getting it. What has been copied stays as long as it is in use."""
@@ -71,6 +82,8 @@ class HostMemory:
 
     def _get(self) -> None:
         try:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)
             self._bytes = torch.empty(self.size, dtype=torch.uint8)
         except (MemoryError, RuntimeError) as error:
             self.fault = " ".join(str(error).split()) or "no memory"
@@ -81,7 +94,7 @@ class HostMemory:
                 if self._unwanted.is_set():
                     return
                 self._bytes[at : min(end, at + _TOUCH_BYTES) : _PAGE_BYTES].zero_()
-            if torch.cuda.is_available() and not self._lock(begin, end):
+            if self._device is not None and not self._lock(begin, end):
                 return
 
     def _lock(self, begin: int, end: int) -> bool:

@@ -152,6 +152,10 @@ class Saver:
         """Step of the save that is under way, the same on all ranks; None where there is none."""
         return None if self._flight is None else self._flight.step
 
+    def is_under_way(self) -> bool:
+        """Whether a save has begun and is not complete on all ranks. Any thread may ask."""
+        return self._flight is not None
+
     def is_busy(self) -> bool:
         """Whether this rank still writes."""
         return self._flight is not None and self._flight.job.is_running()
@@ -277,7 +281,7 @@ class Saver:
         self._cancelled.set()
         if self._flight is not None:
             self._flight.job.join()
-        self._snapshots.close()
+        self._snapshots.stop()
 
     def _make_room(self, step: int) -> int:
         """Rank 0: an empty folder to write into. Returns the checkpoint's sequence number."""
@@ -377,6 +381,8 @@ def saved_sizes(engine: Any) -> list[int]:
 
     `engine`: DeepSpeed's, with AdamW and ZeRO 0 to 2, before its first update or after.
     """
+    if not (engine.save_zero_checkpoint or engine.save_non_zero_checkpoint):
+        return []
     groups = engine.optimizer.param_groups  # under ZeRO the flat float32 weights of this rank
     masters = [tensor for group in groups for tensor in group["params"]]
     tensors = masters * (3 if engine.save_zero_checkpoint else 2)

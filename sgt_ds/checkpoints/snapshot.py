@@ -54,6 +54,11 @@ class Snapshots:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
+    def stop(self) -> None:
+        """Get no more memory: the process ends, and waits for no device."""
+        for memory in self._memory:
+            memory.stop()
+
     def close(self) -> None:
         """Give the memory back. Copies in use stay."""
         for memory in self._memory:

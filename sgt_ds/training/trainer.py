@@ -269,13 +269,16 @@ class Trainer:
             self.metrics.cut_back(step)
 
     def close(self) -> None:
-        """Close files, ports and threads; safe after an error."""
-        self.loader.close()
-        self.checkpoints.close()
+        """Close files, ports and threads; safe after an error.
+
+        First what must reach the disk: the others may wait for a device that waits for a lost rank.
+        """
         if self.growth.journal is not None:
             self.growth.journal.close()
         if self.metrics is not None:
             self.metrics.close()
+        self.loader.close()
+        self.checkpoints.close()
         if self.telemetry is not None:
             self.telemetry.close(wait_seconds=LAST_SCRAPE_SECONDS)
 
