@@ -316,6 +316,20 @@ def test_a_slow_disk_of_reports_or_the_first_reduction_is_a_hang(tmp_path: Path)
     assert limits == [600, 60, 600, 60]
 
 
+def test_a_save_that_holds_up_signs_of_life_is_silence(tmp_path: Path) -> None:
+    heart = heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=600)
+    heart.enter("data")
+
+    def told() -> float:
+        heart._write()
+        ((mine, _),) = heartbeats.read_beats(tmp_path)
+        return mine.silence_seconds
+
+    assert told() == 60
+    heart.saves = lambda: True
+    assert told() == 600
+
+
 def test_a_slow_machine_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])

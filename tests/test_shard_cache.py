@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from token_sets import numbered_set
 
-from sgt_ds.config import DataConfig, DataSource, ModelConfig
+from sgt_ds.config import DataConfig, DataSource, EvaluationConfig, ModelConfig, TextSource
 from sgt_ds.data import Loader, check_data, open_token_set
 from sgt_ds.errors import UserError
 
@@ -230,15 +230,16 @@ def test_the_cache_outgrows_its_limit_or_loses_what_a_run_reads_or_used_last(
     size = sum(path.stat().st_size for path in made[0].glob("*.tokens"))
     folder = {address: open_token_set(address, cache).path for address in (read, old, recent)}
 
-    def start(limit: int) -> None:
-        """What a run that trains on `new` does first."""
+    def start(limit: int, *texts: str) -> None:
+        """What a run that trains on `new`, and is scored on `texts`, does first."""
+        scored = [TextSource(name=str(place), path=text) for place, text in enumerate(texts)]
         data = DataConfig(
             train=[DataSource(path=new)],
             sequence_length=LENGTH,
             cache_dir=cache,
             cache_bytes=limit,
         )
-        check_data(data, MODEL)
+        check_data(data, MODEL, EvaluationConfig(perplexity=scored))
 
     context = get_context("spawn")
     opened = context.Event()
@@ -266,5 +267,12 @@ def test_the_cache_outgrows_its_limit_or_loses_what_a_run_reads_or_used_last(
     start(size)
     assert not folder[read].exists()
     assert read_all(new, cache) == list(range(3, 3 + 600 * 4))
+    for address in (old, recent):  # the one that texts are read from was used less lately
+        read_all(address, cache)
+    start(2 * size, old, "https://nowhere.invalid/texts.jsonl")
+    assert len(list(folder[old].glob("*.tokens"))) == 4
+    assert not folder[recent].exists()
+    with pytest.raises(UserError, match=f"cache_bytes: .* set {2 * size} or more"):
+        start(2 * size - 1, old)
     with pytest.raises(UserError, match=f"cache_bytes: .* set {size} or more"):
         start(size - 1)

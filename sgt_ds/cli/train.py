@@ -101,7 +101,7 @@ def train(options: argparse.Namespace) -> int:
         check_method(config.method, name)
         target = _target(options)
         check_launch(config, name, target)
-        check_data(config.data, config.model)
+        check_data(config.data, config.model, config.evaluation)
         settled_growth(config, RunLayout(config.run_dir).journal)
         return Launch(config, target, [name, *overrides])
 

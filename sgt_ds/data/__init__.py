@@ -9,6 +9,7 @@ from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prefetch import MicroBatch
 from sgt_ds.data.preparation import Preparation, Report
 from sgt_ds.data.prepare import prepare
+from sgt_ds.data.remote import is_remote_set
 from sgt_ds.data.rows import read_rows, read_texts
 from sgt_ds.data.token_set import (
     TokenSet,
@@ -38,6 +39,7 @@ __all__ = [
     "check_data",
     "check_tokenizer_file",
     "inspect",
+    "is_remote_set",
     "open_token_set",
     "prepare",
     "read_rows",

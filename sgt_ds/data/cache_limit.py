@@ -107,8 +107,8 @@ def check_limit(directories: dict[Path, int], limit: int) -> None:
         raise UserError(
             "data.cache_bytes",
             None,
-            f"{limit} is less than the {needed} bytes of the remote sets named, and every update "
-            f"reads from all over them; set {needed} or more, or null",
+            f"{limit} is less than the {needed} bytes of the remote sets that data and evaluation "
+            f"name; set {needed} or more, or null",
         )
 
 

@@ -36,6 +36,14 @@ def is_remote(location: str) -> bool:
     return "://" in location
 
 
+def is_remote_set(location: str) -> bool:
+    """Whether it is the URL of a prepared set, not of files with texts."""
+    name = location.rsplit("/", 1)[-1]
+    return is_remote(location) and not any(
+        ending in name for ending in (".json", ".txt", ".gz", ".zst")
+    )
+
+
 def remote_matches(pattern: str) -> list[tuple[str, State]]:
     """Locations that a URL names, in order of name, with their states. None: an empty list.
 

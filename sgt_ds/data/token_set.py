@@ -14,10 +14,10 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from sgt_ds.config import DataConfig, ModelConfig
+from sgt_ds.config import DataConfig, EvaluationConfig, ModelConfig
 from sgt_ds.data.cache_limit import check_limit, make_room
 from sgt_ds.data.manifest import NAME, Manifest, read_manifest
-from sgt_ds.data.remote import is_remote
+from sgt_ds.data.remote import is_remote, is_remote_set
 from sgt_ds.data.shard_cache import ShardCache, cache_root
 from sgt_ds.data.shards import Shard
 from sgt_ds.errors import UserError
@@ -225,10 +225,13 @@ def check_sequence_length(token_set: TokenSet, sequence_length: int) -> None:
         )
 
 
-def check_data(data: DataConfig, model: ModelConfig) -> None:
+def check_data(
+    data: DataConfig, model: ModelConfig, evaluation: EvaluationConfig | None = None
+) -> None:
     """Check that what the configuration names can train that model together.
 
-    Makes room for it in the cache of remote sets, where that has a limit.
+    Makes room for it in the cache of remote sets, where that has a limit: the
+    prepared sets of `evaluation` count there and don't make way.
     Raises: UserError where a set is missing or unfinished, sets were made by different tokenizers,
     the vocabulary exceeds the model's, the sequence is longer than any shard, or remote sets exceed
     the cache's limit.
@@ -248,7 +251,11 @@ def check_data(data: DataConfig, model: ModelConfig) -> None:
         check_sequence_length(token_set, data.sequence_length)
     check_same_tokenizer(sets)
     if data.cache_bytes is not None:
-        _make_room([token_set for token_set in sets if token_set.is_remote], data)
+        remote = [token_set for token_set in sets if token_set.is_remote]
+        for text in [] if evaluation is None else evaluation.perplexity:
+            if is_remote_set(text.path):
+                remote.append(open_token_set(text.path, data.cache_dir))
+        _make_room(remote, data)
 
 
 def _make_room(remote: list[TokenSet], data: DataConfig) -> None:

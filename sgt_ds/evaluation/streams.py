@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sgt_ds.data import Tokenizer, TokenSet, open_token_set, read_texts
+from sgt_ds.data import Tokenizer, TokenSet, is_remote_set, open_token_set, read_texts
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation.encoding import Encoder, TrainingEncoder
 
@@ -47,7 +47,7 @@ def streams_of(
     `cache_dir`: as `open_token_set`.
     Raises: UserError where nothing is there, or the set was made by another tokenizer.
     """
-    if Path(location).is_dir() or ("://" in location and not _names_a_file(location)):
+    if Path(location).is_dir() or is_remote_set(location):
         if apart:
             raise UserError(location, "--apart", "goes with texts; a prepared set is one row")
         token_set = open_token_set(location if "://" in location else Path(location), cache_dir)
@@ -106,11 +106,6 @@ def text_streams(
         Stream(np.array([opening, *row], dtype=np.int64), None if apart else opening, size)
         for row, size in zip(rows, sizes, strict=True)
     ]
-
-
-def _names_a_file(location: str) -> bool:
-    name = location.rsplit("/", 1)[-1]
-    return any(ending in name for ending in (".json", ".txt", ".gz", ".zst"))
 
 
 def _spelt(tokenizer: Tokenizer, row: npt.NDArray[np.int64]) -> int:

@@ -48,7 +48,7 @@ def run(
     `resuming`: whether the run directory held this run before.
     Raises: UserError, Diverged, StateMismatch.
     """
-    check_data(config.data, config.model)
+    check_data(config.data, config.model, config.evaluation)
     with ExitStack() as held:
         ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
         config = prepare(config, ranks, resuming=resuming)
@@ -144,6 +144,16 @@ def build_trainer(
         steps=training.steps,
     )
     telemetry = start_telemetry(config, ranks)
+    checkpoints = RunCheckpoints(
+        config,
+        ranks,
+        engine,
+        tokenizer=tokenizer,
+        telemetry=telemetry,
+        waiting=heartbeat.waiting,
+        moved=heartbeat.moved,
+    )
+    heartbeat.saves = checkpoints.is_under_way
     return Trainer(
         config,
         ranks=ranks,
@@ -153,15 +163,7 @@ def build_trainer(
         flops=FlopsCounter(config.model, data.sequence_length),
         telemetry=telemetry,
         metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
-        checkpoints=RunCheckpoints(
-            config,
-            ranks,
-            engine,
-            tokenizer=tokenizer,
-            telemetry=telemetry,
-            waiting=heartbeat.waiting,
-            moved=heartbeat.moved,
-        ),
+        checkpoints=checkpoints,
         requests=Requests(layout, heartbeat),
         heartbeat=heartbeat,
         validation=_validation(config, ranks, engine, heartbeat),

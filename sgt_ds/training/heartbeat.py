@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -41,8 +41,8 @@ _LAUNCHERS = frozenset(
 # What may last long for good reasons: it is bounded by the time limit of collectives.
 _PATIENT = frozenset({"start", "data", "report", "checkpoint", "validation", "end"})
 
-# Of these, and of the first reduction, those in which signs of life never stay away: elsewhere a full
-# disk cache may hold them up, or a library that loads or compiles and lets no thread go on.
+# Of these, and of the first reduction, those in which only a save holds up signs of life: elsewhere a
+# full disk cache may, or a library that loads or compiles and lets no thread go on.
 _HEARD = frozenset({"data", "reduce", "end"})
 
 # What forward, backward and optimizer may take, in units of the longest time that they have taken: in
@@ -92,6 +92,8 @@ class Heartbeat:
         launched: bool = False,
     ) -> None:
         self.folder = folder
+        self.saves: Callable[[], bool] = lambda: False
+        """Whether a save is under way: its writes may hold up signs of life on the disk they share."""
         self._rank, self._host, self._alone = rank, socket.gethostname(), world_size == 1
         self._next_rank = (rank + 1) % world_size
         self._hang_seconds = hang_seconds
@@ -264,7 +266,7 @@ class Heartbeat:
     @property
     def _silence(self) -> float:
         """How long this rank may give no sign: its thread goes on whatever training waits for."""
-        return self._hang_seconds if self._part in _HEARD else self._limit
+        return self._hang_seconds if self._part in _HEARD and not self.saves() else self._limit
 
     def _look_around(self, seconds: float) -> None:
         told, supervisor = (

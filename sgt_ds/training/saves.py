@@ -73,6 +73,10 @@ class RunCheckpoints:
         """Get what the first save needs, beside training."""
         self._saver.prepare()
 
+    def is_under_way(self) -> bool:
+        """Whether a save has begun and is not complete on all ranks. Any thread may ask."""
+        return self._saver.is_under_way()
+
     def is_busy(self) -> bool:
         """Whether this rank still writes."""
         return self._saver.is_busy()
