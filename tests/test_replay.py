@@ -241,6 +241,16 @@ def test_parting_of_two_runs_that_is_blamed_on_the_wrong_thing(
     assert parting("noisy") == (None, None, 1)
     assert parting("deeper") == (30, "config", 1)
     assert parting("other") == (10, "statistics", 1)
+    (tmp_path / "fork").mkdir()
+    lines = [json.loads(line) for line in first.read_text().splitlines()]
+    adopted = [
+        {**line, "adopted": True} if line.get("step", 20) < 20 else line
+        for line in lines
+        if line["type"] != "decision"
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in adopted)
+    (tmp_path / "fork" / "growth.jsonl").write_text(text)
+    assert parting("fork") == (10, "fork", None)
 
 
 def test_freeze_request_that_nobody_finds(

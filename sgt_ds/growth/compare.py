@@ -19,8 +19,9 @@ from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
 class Parting:
     """The first step at which two runs hold different loops.
 
-    `cause`: statistics, config, statistics and config, operator, or rule (the same settings and
-    entropies, yet another outcome: another version decided, or a line was changed).
+    `cause`: fork (one took that step's entropies from its parent and decided nothing), statistics,
+    config, statistics and config, operator, or rule (the same settings and entropies, yet another
+    outcome: another version decided, or a line was changed).
     """
 
     step: int
@@ -170,6 +171,8 @@ def _cause(
     before: State,
     states: list[State],
 ) -> str:
+    if any(step in run.measured and run.measured[step].adopted for run in (first, second)):
+        return "fork"
     for run in (first, second):
         frozen = (taken for at, taken in run.decisions.items() if at <= step)
         if any(taken.rule == "freeze" and taken.cause == OPERATOR for taken in frozen):
