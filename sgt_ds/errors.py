@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 class SgtError(Exception):
@@ -36,6 +37,10 @@ class UserError(SgtError):
         self.file, self.field = _printable(str(file)), None if field is None else _printable(field)
         self.mend = _printable(" ".join(mend.split()))
         super().__init__(": ".join(part for part in (self.file, self.field, self.mend) if part))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As raised in another process: an exception pickles as its message alone.
+        return type(self), (self.file, self.field, self.mend), {"everywhere": self.everywhere}
 
 
 class Diverged(SgtError):

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,8 @@ def fsync_directory(path: Path) -> None:
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """Open a binary file that appears under `path` only if the block ends without an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Containers count processes each for itself.
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as stream:
             yield stream

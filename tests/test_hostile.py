@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -255,3 +256,9 @@ def test_a_run_file_or_control_file_nested_without_end_is_a_traceback(
         (run_dir / "run.yaml").write_text(text)
         assert train.main([str(run)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_error_of_another_process_arrives_as_it_was_raised() -> None:
+    error = UserError(Path("run.yaml"), None, "is wrong; mend it", everywhere=True)
+    arrived = pickle.loads(pickle.dumps(error))
+    assert (str(arrived), vars(arrived)) == (str(error), vars(error))

@@ -172,7 +172,11 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises: UserError where it is missing or damaged.
     """
     if not os.path.lexists(path / STATE_NAME):
-        raise UserError(path, STATE_NAME, "is missing: no checkpoint of sgt-ds")
+        raise UserError(
+            path,
+            STATE_NAME,
+            "is missing: no checkpoint; give one of a run, RUN_DIR/checkpoints/step-…",
+        )
     return read_json_object(path / STATE_NAME)
 
 
