@@ -7,6 +7,7 @@ communication. A key of the other's is accepted where it says the same, or `"aut
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from sgt_ds.errors import UserError
 Precision = Literal["bf16", "fp16", "fp32"]
 
 SUPPORTED_STAGES = (0, 1, 2)
+_SECTIONS = frozenset({"bf16", "fp16", "zero_optimization", "data_types", "timers"})
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
@@ -45,7 +47,28 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(values, dict):
         raise UserError(path, None, "must hold a JSON object, as ds_configs/zero2_bf16.json does")
+    _check_sections(path, values)
     return values
+
+
+def _check_sections(path: Path, values: dict[str, Any]) -> None:
+    """Refuse what DeepSpeed would pass over without a word, or read as its opposite."""
+    if "bfloat16" in values:
+        raise UserError(path, "bfloat16", "is an old name of DeepSpeed's; write bf16")
+    for key in values.keys() - _SECTIONS:
+        if near := get_close_matches(key, _SECTIONS, n=1, cutoff=0.85):
+            raise UserError(path, key, f"is no section of DeepSpeed; write {near[0]}")
+    for section in _SECTIONS & values.keys():
+        if not isinstance(values[section], dict):
+            raise UserError(
+                path, section, f"must be an object (got {values[section]!r}); correct it"
+            )
+    for section in ("bf16", "fp16"):
+        enabled = values.get(section, {}).get("enabled", False)
+        if not isinstance(enabled, bool):
+            raise UserError(
+                path, f"{section}.enabled", f"must be true or false (got {enabled!r}); correct it"
+            )
 
 
 def resolve_deepspeed(
@@ -57,14 +80,11 @@ def resolve_deepspeed(
     Raises: UserError where the batch does not divide, or JSON and YAML contradict each other.
     """
     path, values = config.deepspeed, read_deepspeed_json(config.deepspeed)
-    for section in ("bf16", "fp16", "zero_optimization", "data_types", "timers"):
-        if section in values and not isinstance(values[section], dict):
-            raise UserError(
-                path, section, f"must be an object (got {values[section]!r}); correct it"
-            )
     stage = values.get("zero_optimization", {}).get("stage", 0)
     if stage not in SUPPORTED_STAGES:
-        raise UserError(path, "zero_optimization.stage", f"{stage} is not supported; use 0, 1 or 2")
+        raise UserError(
+            path, "zero_optimization.stage", f"{stage!r} is not supported; use 0, 1 or 2"
+        )
     if precision_of(values) == "fp16":
         raise UserError(
             path, "fp16.enabled", "fp16 training is not supported; enable bf16 or neither"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from pydantic import ValidationError
 from torch import nn
 
 from sgt_ds.config import OptimizerConfig, RunConfig, resolve_deepspeed
@@ -160,15 +163,28 @@ def build_engine(
 
     Raises: UserError where the DeepSpeed file and the run configuration do not fit each other.
     """
+    values = resolve_deepspeed(config, ranks.world_size, config_file)
+    _check_zero(config.deepspeed, values.get("zero_optimization", {}))
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=build_optimizer(model, config.optimizer),
-        config=resolve_deepspeed(config, ranks.world_size, config_file),
+        config=values,
         dist_init_required=False,
     )
     if ranks.device.type == "cuda":
         _reduce_without_the_host(engine.optimizer)
     return engine
+
+
+def _check_zero(path: Path, section: Mapping[str, Any]) -> None:
+    """Refuse in one line what DeepSpeed's own check of the section would refuse in a traceback."""
+    try:
+        DeepSpeedZeroConfig(**section)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(("zero_optimization", *map(str, first["loc"])))
+        mend = f"{first['msg']} (got {first['input']!r}); correct or remove it"
+        raise UserError(path, field, mend, everywhere=True) from None
 
 
 def _reduce_without_the_host(optimizer: Any) -> None:
