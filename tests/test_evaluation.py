@@ -218,10 +218,10 @@ def test_without_a_network_nobody_says_what_to_give(
 ) -> None:
     command = ["eval", "tasks", str(tmp_path), "--tasks", "sciq"]
     mend = "give --data FOLDER that holds sciq/validation.jsonl"
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert main(command) == 2
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "datasets", None)
+        assert main(command) == 2
     assert mend in capsys.readouterr().err.splitlines()[-1]
-    monkeypatch.delitem(sys.modules, "datasets")
     datasets = pytest.importorskip("datasets", reason="needs the package datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     assert main(command) == 2
