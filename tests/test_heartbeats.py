@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -58,13 +59,20 @@ def test_only_ranks_past_their_own_limit_are_silent() -> None:
 def test_a_rank_furthest_behind_may_take_the_time_of_its_own_part() -> None:
     waits = (beat(0, seconds=300.0), 0)
     slow = beat(1, "data", 19, limit_seconds=600.0, seconds=300.0)
-    assert heartbeats.is_awaited([waits, (slow, 10)], 30)
-    assert not heartbeats.is_awaited([waits, (slow, 31)], 30), "stopped, not slow"
-    assert not heartbeats.is_awaited([waits, (replace(slow, seconds=601.0), 0)], 30)
+    assert heartbeats.awaited_seconds([waits, (slow, 10)], 30) == 300
+    assert heartbeats.awaited_seconds([waits, (slow, 31)], 30) == 0, "stopped, not slow"
+    assert heartbeats.awaited_seconds([waits, (replace(slow, seconds=601.0), 0)], 30) == 0
     moved_on = beat(1, "forward", 19, seconds=5.0)
-    assert heartbeats.is_awaited([waits, (moved_on, 0)], 30), "its next part began just now"
+    assert heartbeats.awaited_seconds([waits, (moved_on, 0)], 30), "its next part began just now"
     ahead = beat(1, "checkpoint", 21, limit_seconds=600.0)
-    assert not heartbeats.is_awaited([waits, (ahead, 0)], 30), "who is ahead waits for us"
+    assert heartbeats.awaited_seconds([waits, (ahead, 0)], 30) == 0, "who is ahead waits for us"
+
+
+def test_the_next_look_is_when_a_rank_may_be_silent() -> None:
+    beats = [(beat(0, silence_seconds=50.0), 10), (beat(1, silence_seconds=50.0), 48)]
+    assert heartbeats.soonest_silence(beats) == 2
+    assert heartbeats.soonest_silence([*beats, (beat(2, silence_seconds=50.0), 51)]) == 0
+    assert heartbeats.soonest_silence([(beat(0, end="done"), 99)]) == math.inf
 
 
 def test_who_lost_a_peer_is_not_who_died() -> None:

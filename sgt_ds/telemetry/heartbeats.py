@@ -7,6 +7,7 @@ hosts' clocks: by the file system's, or by how long a file has not changed under
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -114,17 +115,24 @@ def silent(ages: Iterable[tuple[Beat, float]]) -> list[tuple[Beat, float]]:
     return [(beat, age) for beat, age in ages if not beat.end and age > beat.silence_seconds]
 
 
-def is_awaited(ages: Sequence[tuple[Beat, float]], quiet_seconds: float) -> bool:
-    """Whether a rank that is furthest behind may still take its time, and gives signs of life.
+def soonest_silence(ages: Iterable[tuple[Beat, float]]) -> float:
+    """Seconds until the first rank is silent if none gives another sign; 0 where one is."""
+    left = (beat.silence_seconds - age for beat, age in ages if not beat.end)
+    return max(0.0, min(left, default=math.inf))
+
+
+def awaited_seconds(ages: Sequence[tuple[Beat, float]], quiet_seconds: float) -> float:
+    """How much longer a rank that is furthest behind may take, if it gives signs of life; else 0.
 
     Its part may be one that lasts (slow data) while the others wait where nothing should. Where any
     rank has been quiet for longer than `quiet_seconds`, nobody is waited for.
     """
     living = [(beat, age) for beat, age in ages if not beat.end]
     if any(age > quiet_seconds for _, age in living):
-        return False
+        return 0.0
     behind = min((beat.count for beat, _ in living), default=0)
-    return any(beat.seconds <= beat.limit_seconds for beat, _ in living if beat.count == behind)
+    left = (beat.limit_seconds - beat.seconds for beat, _ in living if beat.count == behind)
+    return max(0.0, max(left, default=0.0))
 
 
 def hang(

@@ -317,10 +317,13 @@ class Heartbeat:
             now = self._write()
             # Many may wait at a start: each looks at the one rank that comes next.
             ages = self._ages(now, since, None if over else self._next_rank)
-            awaited = heartbeats.is_awaited(ages, quiet_seconds)
-            if awaited if over else not heartbeats.silent(ages):
-                # Not at every sign of life: each rank that waits reads the files of all.
-                self._waits_until = self._stuck_seconds + self._hang_seconds / 6
+            left = heartbeats.awaited_seconds(ages, quiet_seconds)
+            if not over:
+                left = heartbeats.soonest_silence(ages)
+            if left:
+                # Not at every sign of life: each rank that waits reads the files of all. But when
+                # the answer may change, or a hang would last that much longer.
+                self._waits_until = self._stuck_seconds + min(self._hang_seconds / 6, left)
                 return
             # Told once for all ranks; training can't be asked any more.
             told = heartbeats.hang(self._ages(now, since), self._stuck_seconds, quiet_seconds)
