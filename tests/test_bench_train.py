@@ -98,6 +98,25 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
 
 
 @pytest.mark.launcher
+def test_scaling_measures_one_of_weak_and_strong_alone(tmp_path: Path) -> None:
+    run = str(run_file(tmp_path))
+    words = ("--gpus", "2", "--variants", "vanilla", "--updates", "1", "--intervals", "2")
+    done = bench("scaling", run, *words, "--global-batch", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {kind: one["runs"][0]["global_batch_size"] for kind, one in document.items()} == {
+        "weak": 2 * MICRO_BATCH,
+        "strong": 8,
+    }
+    assert all(one["complete"] for one in document.values())
+    assert set(document["weak"]["collectives"]) == {"2"}
+    points = tmp_path / "points.json"
+    points.write_text(done.stdout)
+    told = bench("forecast", str(points), "--hosts", "4", "--link", "10")
+    assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.launcher
 def test_a_bench_that_is_stopped_loses_its_runs_or_leaves_one_behind(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     words = ("--variants", "vanilla", "attention_loop:1", "--updates", "2", "--scratch", scratch)

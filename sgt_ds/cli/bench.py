@@ -7,8 +7,10 @@ from sgt_ds.cli import (
     bench_data,
     bench_exporter,
     bench_forecast,
+    bench_growth,
     bench_inference,
     bench_prepare,
+    bench_scaling,
     bench_step,
     bench_train,
 )
@@ -25,4 +27,6 @@ def register(commands: Subparsers[Parser]) -> None:
     bench_inference.register(group)
     bench_prepare.register(group)
     bench_train.register(group)
+    bench_growth.register(group)
+    bench_scaling.register(group)
     bench_forecast.register(group)

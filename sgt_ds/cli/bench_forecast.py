@@ -155,6 +155,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(path, None, f"cannot be read ({error.strerror}); {MEND}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(path, None, f"is no JSON ({error}); {MEND}") from None
+    if isinstance(document, dict) and "weak" in document:  # of `bench scaling`
+        document = document["weak"]
     wanted = {"setting", "runs", "collectives"}
     if not isinstance(document, dict) or not wanted <= document.keys() or not document["runs"]:
         raise UserError(path, None, f"is no output of `sgt-ds bench train --json`; {MEND}")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
     from sgt_ds.config import RunConfig
-    from sgt_ds.launch import RunFigures
+    from sgt_ds.launch import RunFigures, RunWish
 
 # Of one host: more than any has GPUs.
 MOST_RANKS = 1024
@@ -31,15 +30,6 @@ def register(group: Subparsers[Parser]) -> None:
         "sgt-ds bench train run.yaml --num-gpus 1 2 4 8 --variants vanilla sgt:3",
         train,
     )
-    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="model, data, batch, DeepSpeed")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `sgt-ds train`")
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        default=VARIANTS,
-        metavar="V",
-        help="vanilla, sgt:K (its fixed phase), attention_loop:K, block_loop:K",
-    )
     parser.add_argument(
         "--num-gpus",
         nargs="+",
@@ -49,17 +39,32 @@ def register(group: Subparsers[Parser]) -> None:
         help="ranks",
     )
     parser.add_argument(
+        "--global-batch",
+        type=whole_number(1),
+        metavar="G",
+        help="sequences of an update at every number of ranks (strong scaling)",
+    )
+    add_run_options(parser, VARIANTS)
+
+
+def add_run_options(parser: Parser, variants: Sequence[str]) -> None:
+    """Add what every bench of whole runs asks: the run file, the variants, how long, how often."""
+    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="model, data, batch, DeepSpeed")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `sgt-ds train`")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=list(variants),
+        metavar="V",
+        help="vanilla, sgt:K (its fixed phase), attention_loop:K, block_loop:K "
+        f"(default: {' '.join(variants)})",
+    )
+    parser.add_argument(
         "--micro-batches",
         type=whole_number(1),
         default=1,
         metavar="A",
         help="of an update on each rank: the batch grows with the ranks (weak scaling)",
-    )
-    parser.add_argument(
-        "--global-batch",
-        type=whole_number(1),
-        metavar="G",
-        help="sequences of an update at every number of ranks (strong scaling)",
     )
     parser.add_argument("--updates", type=whole_number(1), default=4, help="of one interval")
     parser.add_argument("--intervals", type=whole_number(1), default=5, help="timed, of each run")
@@ -72,18 +77,51 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+@dataclass
+class Measured:
+    """What a bench has measured so far: a run that fails, or is stopped, takes nothing from it."""
+
+    setting: dict[str, Any] = field(default_factory=dict)
+    wanted: int = 0
+    figures: list[RunFigures] = field(default_factory=list)
+    collectives: dict[int, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        from sgt_ds.launch import with_ratios
+
+        return {
+            "setting": self.setting,
+            "complete": len(self.figures) == self.wanted,
+            "runs": [run.as_json() for run in with_ratios(self.figures)],
+            "collectives": self.collectives,
+        }
+
+
 def train(options: argparse.Namespace) -> None:
     """Measure and print."""
+    from sgt_ds.launch import ending_on_sigterm, scratch_for
+
+    measured = Measured()
+    wish = wish_of(options, options.global_batch)
+    with scratch_for(options.scratch) as scratch, ending_on_sigterm():
+        try:
+            measure(replace(wish, scratch=scratch), measured, collectives=options.json)
+        finally:
+            if measured.figures and options.json:
+                print_json(measured.as_json())
+            elif measured.figures:
+                print_table(measured)
+
+
+def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWish:
+    """The runs that the options ask for, all of them checked. `scratch` is for the caller to set.
+
+    `global_batch_size`: sequences of an update at every number of ranks; None: as many on each.
+    Raises: UserError.
+    """
     from sgt_ds.config import load_run_config
-    from sgt_ds.launch import (
-        GRADIENT_BYTES,
-        RunWish,
-        bench_collectives,
-        bench_runs,
-        ending_on_sigterm,
-        variant,
-        with_ratios,
-    )
+    from sgt_ds.launch import RunWish, check_gpus, variant
 
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip(", ") == "":
         raise UserError(
@@ -95,7 +133,7 @@ def train(options: argparse.Namespace) -> None:
     config = load_run_config(options.run, options.overrides)
     micro = config.training.micro_batch_size
     global_batch = {
-        ranks: options.global_batch or micro * options.micro_batches * ranks
+        ranks: global_batch_size or micro * options.micro_batches * ranks
         for ranks in options.num_gpus
     }
     for ranks, sequences in global_batch.items():
@@ -105,27 +143,16 @@ def train(options: argparse.Namespace) -> None:
                 None,
                 f"{sequences} is no multiple of {micro} sequences on each of {ranks} ranks",
             )
-    scratch: Path | None = options.scratch
-    if (
-        scratch is not None
-        and scratch.exists()
-        and (not scratch.is_dir() or any(scratch.iterdir()))
-    ):
-        raise UserError("--scratch", None, f"{scratch} is no empty directory; give a new one")
     for option, given in (("--variants", options.variants), ("--num-gpus", options.num_gpus)):
         if len(set(given)) < len(given):
             raise UserError(option, None, "names one twice; name each once, and use --repeats")
     variants = [variant(text, config.model.num_layers, options.heads) for text in options.variants]
-    kept = scratch is not None
-    scratch = scratch or Path(tempfile.mkdtemp(prefix="sgt-ds-bench-"))
-    for chosen in variants:  # before the first run: a fault of the last one would cost the others
+    # Before the first run: a fault of the last one would cost the others.
+    for chosen in variants:
         load_run_config(options.run, [*options.overrides, *chosen.overrides])
-    fewest = min(options.num_gpus)
-    batch = f"training.global_batch_size={global_batch[fewest]}"
-    setting = _setting(
-        load_run_config(options.run, [*options.overrides, batch]), fewest, options.run
-    )
-    wish = RunWish(
+    for ranks in options.num_gpus:
+        check_gpus(ranks)
+    return RunWish(
         run_yaml=options.run,
         config=config,
         overrides=tuple(options.overrides),
@@ -136,35 +163,26 @@ def train(options: argparse.Namespace) -> None:
         warm_up=options.warm_up,
         repeats=options.repeats,
         global_batch=global_batch,
-        scratch=scratch,
+        scratch=Path(),
     )
+
+
+def measure(wish: RunWish, measured: Measured, *, collectives: bool) -> None:
+    """Make the runs; `measured` is filled as they end. `collectives`: time those as well."""
+    from sgt_ds.config import load_run_config
+    from sgt_ds.launch import GRADIENT_BYTES, bench_collectives, bench_runs
+
+    fewest = min(wish.ranks)
+    batch = f"training.global_batch_size={wish.global_batch[fewest]}"
+    config = load_run_config(wish.run_yaml, [*wish.overrides, batch])
+    setting = measured.setting = _setting(config, fewest, wish.run_yaml)
+    measured.wanted = wish.repeats * len(wish.variants) * len(wish.ranks)
+    for run in bench_runs(wish):
+        measured.figures.append(run)
     bucket = setting["bucket_elements"] * GRADIENT_BYTES[setting["precision"]]
-    figures: list[RunFigures] = []
-    collectives: dict[int, Any] = {}
-    with ending_on_sigterm():
-        try:
-            for run in bench_runs(wish):
-                figures.append(run)
-            if options.json:
-                for ranks in options.num_gpus:
-                    if ranks > 1:
-                        collectives[ranks] = bench_collectives(ranks, bucket, scratch)
-        finally:  # a run that failed, or was stopped, takes nothing from those before it
-            if figures and options.json:
-                runs = [run.as_json() for run in with_ratios(figures)]
-                complete = len(runs) == options.repeats * len(variants) * len(options.num_gpus)
-                print_json(
-                    {
-                        "setting": setting,
-                        "complete": complete,
-                        "runs": runs,
-                        "collectives": collectives,
-                    }
-                )
-            elif figures:
-                _print_table(with_ratios(figures))
-    if not kept:  # what failed stays, to be read
-        shutil.rmtree(scratch)
+    for ranks in wish.ranks if collectives else ():
+        if ranks > 1:
+            measured.collectives[ranks] = bench_collectives(ranks, bucket, wish.scratch)
 
 
 def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]:
@@ -188,7 +206,11 @@ def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]
     }
 
 
-def _print_table(figures: Sequence[RunFigures]) -> None:
+def print_table(measured: Measured) -> None:
+    """Print a line a run, and what its updates are made of."""
+    from sgt_ds.launch import with_ratios
+
+    figures = with_ratios(measured.figures)
     print(
         f"{'variant':18}{'ranks':>6}{'batch':>7}{'s/update':>10}{'tokens/s/rank':>15}{'MFU':>7}"
         f"{'time':>8}{'FLOPs':>8}{'excess':>8}{'scaling':>9}{'spread':>8}{'growth µs':>11}{'save s':>8}{'peak GB':>9}"

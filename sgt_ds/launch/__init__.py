@@ -1,5 +1,12 @@
 """Launching: hostfiles, checks before the start, the deepspeed command, supervision, stopping."""
 
+from sgt_ds.launch.bench_launch import (
+    check_gpus,
+    ending_on_sigterm,
+    launch_one,
+    make_scratch,
+    scratch_for,
+)
 from sgt_ds.launch.checks import check_build_locks, check_compiler, check_launch
 from sgt_ds.launch.command import (
     DEFAULT_MASTER_PORT,
@@ -33,7 +40,6 @@ from sgt_ds.launch.run_bench import (
     RunWish,
     bench_collectives,
     bench_runs,
-    ending_on_sigterm,
     variant,
     with_ratios,
 )
@@ -64,6 +70,7 @@ __all__ = [
     "bench_runs",
     "check_build_locks",
     "check_compiler",
+    "check_gpus",
     "check_launch",
     "check_model",
     "check_unattended",
@@ -76,13 +83,16 @@ __all__ = [
     "is_this_host",
     "kill_processes",
     "launch_name",
+    "launch_one",
     "link_of",
+    "make_scratch",
     "master_address",
     "parse_hostfile",
     "probe",
     "processes_of",
     "read_environment_file",
     "read_record",
+    "scratch_for",
     "stop",
     "supervise",
     "supervision",

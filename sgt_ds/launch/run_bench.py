@@ -7,36 +7,27 @@ exporters, scraped as Prometheus would. Knows no model and no engine.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import threading
 import urllib.request
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import SgtError, UserError
-from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes
+from sgt_ds.launch.bench_launch import check_gpus, launch_one, make_scratch
 from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
 
 SCRAPE_SECONDS = 0.5
-# Of a failed run's output, what its error shows.
-LAST_LINES = 3
 _COUNT = ("sgt_step_duration_seconds_count", ())
 _PEAK = ("sgt_gpu_memory_peak_bytes", ())
-_GPUS = "CUDA_VISIBLE_DEVICES"
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -144,7 +135,7 @@ def bench_runs(wish: RunWish) -> Iterator[RunFigures]:
     Raises: SgtError where one fails, with its last lines; UserError for GPUs that are not there.
     """
     for ranks in wish.ranks:  # before the first run: a fault of the last one would cost the others
-        _launcher(ranks)
+        check_gpus(ranks)
     plan = [(ranks, variant) for ranks in wish.ranks for variant in wish.variants]
     steps = (wish.warm_up + wish.intervals) * wish.updates
     with Progress("bench", len(plan) * wish.repeats * steps, "steps") as progress:
@@ -159,29 +150,15 @@ def bench_collectives(ranks: int, size: int, scratch: Path) -> dict[str, Any]:
 
     `size`: bytes of a large one. Raises: SgtError where the launch fails.
     """
-    _make(scratch)
-    file, output = (scratch / f"collectives-{ranks}.{end}" for end in ("json", "log"))
-    command = [*_launcher(ranks), "sgt_ds.training.collectives", str(file), str(size)]
-    with output.open("w") as stream:
-        status = _launch(command, stream)
-    if status != 0:
-        said = output.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-        raise SgtError(f"collectives on {ranks} ranks ended with {status}: {said}")
+    make_scratch(scratch)
+    file = scratch / f"collectives-{ranks}.json"
+    launch_one(
+        f"collectives on {ranks} ranks",
+        ("sgt_ds.training.collectives", str(file), str(size)),
+        ranks,
+        file.with_suffix(".log"),
+    )
     return {**json.loads(file.read_text()), "large_bytes": size}
-
-
-@contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """Leave the block by SystemExit on SIGTERM, as by KeyboardInterrupt on SIGINT."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def with_ratios(figures: Sequence[RunFigures]) -> list[RunFigures]:
@@ -211,8 +188,7 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
     directory = wish.scratch / f"{chosen.name.replace(':', '-')}-{ranks}-{repeat}"
     port = free_ports(ranks)
     global_batch = wish.global_batch[ranks]
-    command = [
-        *_launcher(ranks),
+    words = [
         *("sgt_ds.train", str(wish.run_yaml)),
         *wish.overrides,
         *chosen.overrides,
@@ -223,71 +199,13 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
         *("training.validate_every=1000000", "checkpoint.every=1000000", "resume=never"),
         *("telemetry.enabled=true", "telemetry.host=127.0.0.1", f"telemetry.port={port}"),
     ]
-    _make(wish.scratch)
-    output = directory.with_suffix(".log")
+    make_scratch(wish.scratch)
     scraper = _Scraper(range(port, port + ranks), wish.warm_up * wish.updates)
-    with output.open("w") as stream, scraper:
-        status = _launch(command, stream)
-    if status != 0:
-        said = [
-            line
-            for line in output.read_text(errors="replace").strip().splitlines()
-            if not line.startswith("[20")  # the launcher's
-        ]
-        told = next((line for line in said if line.startswith("sgt-ds train: ")), None)
-        raise SgtError(
-            f"{chosen.name} on {ranks} ranks ended with {status}: "
-            + (told or " | ".join(said[-LAST_LINES:]))
-            + f"; all of its output: {output}"
-        )
+    with scraper:
+        launch_one(f"{chosen.name} on {ranks} ranks", words, ranks, directory.with_suffix(".log"))
     figures = _figures(wish, chosen.name, ranks, repeat, directory, scraper)
     shutil.rmtree(RunLayout(directory).checkpoints)  # tens of gigabytes, of no more use
     return figures
-
-
-def _make(scratch: Path) -> None:
-    try:
-        scratch.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        mend = f"{scratch} cannot be made ({error.strerror}); give another folder"
-        raise UserError("--scratch", None, mend) from None
-
-
-def _launcher(ranks: int) -> list[str]:
-    # DeepSpeed's launcher takes the first GPUs of the host, whichever ones are to be seen.
-    chosen = [gpu.strip() for gpu in os.environ.get(_GPUS, "").split(",") if gpu.strip()]
-    if chosen and (len(chosen) < ranks or not all(gpu.isdecimal() for gpu in chosen)):
-        raise UserError(
-            _GPUS,
-            None,
-            f"names no {ranks} GPUs by number ({','.join(chosen)}); name more, or give a smaller "
-            "--num-gpus",
-        )
-    place = (
-        ("--include", f"localhost:{','.join(chosen[:ranks])}")
-        if chosen
-        else ("--num_gpus", str(ranks))
-    )
-    return [
-        *(sys.executable, "-m", "deepspeed.launcher.runner", *place),
-        *("--master_port", str(free_ports()), "--module"),
-    ]
-
-
-def _launch(command: Sequence[str], output: IO[str]) -> int:
-    """Run a launcher to its end. However it ends, none of its processes is left."""
-    run_id = f"bench-{uuid.uuid4().hex}"
-    own = {name: value for name, value in os.environ.items() if name != _GPUS}
-    try:
-        return subprocess.run(
-            command,
-            env={**own, RUN_ID_VARIABLE: run_id},
-            stdout=output,
-            stderr=output,
-            check=False,
-        ).returncode
-    finally:
-        kill_processes(run_id)  # the ranks lead sessions of their own: no signal reaches them
 
 
 def _figures(

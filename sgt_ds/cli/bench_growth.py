@@ -1,0 +1,127 @@
+"""`sgt-ds bench growth`: what growing costs a run in time, first and with what was compiled before."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from sgt_ds.report import GrowthPause
+
+
+def register(group: Subparsers[Parser]) -> None:
+    """Add the command to the group `bench`."""
+    parser = add_command(
+        group,
+        "growth",
+        "Time what each growth event costs a run: with nothing compiled before, and restarted on a "
+        "new machine with what the first run kept.",
+        "sgt-ds bench growth run.yaml --num-gpus 2 --window 8",
+        growth,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="model, data, batch, growth")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `sgt-ds train`")
+    parser.add_argument("--num-gpus", type=whole_number(1), default=1, metavar="N", help="ranks")
+    parser.add_argument(
+        "--micro-batches", type=whole_number(1), default=1, metavar="A", help="of an update"
+    )
+    parser.add_argument(
+        "--window",
+        type=whole_number(4),
+        default=8,
+        metavar="U",
+        help="updates before the first decision and between two (default: 8)",
+    )
+    parser.add_argument("--scratch", type=Path, metavar="DIR", help="for the runs' own directories")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def growth(options: argparse.Namespace) -> None:
+    """Measure and print."""
+    from sgt_ds.config import load_run_config
+    from sgt_ds.launch import ending_on_sigterm, scratch_for
+
+    config = load_run_config(options.run, options.overrides)
+    if not config.training.compile:
+        mend = "is false, so that nothing is compiled; set it to true"
+        raise UserError(options.run, "training.compile", mend)
+    if config.method != "sgt":
+        mend = f"is {config.method}, whose layers do not change as it trains; use sgt"
+        raise UserError(options.run, "method", mend)
+    layers = config.growth.layers
+    assert isinstance(layers, int), "sgt takes their number"
+    steps = options.window * (layers * config.growth.k_max + 2)
+    words = _words(options, steps, config.training.micro_batch_size)
+    load_run_config(options.run, words)
+    measured: dict[str, list[GrowthPause]] = {}
+    with scratch_for(options.scratch) as scratch, ending_on_sigterm():
+        try:
+            for name in ("cold", "kept"):
+                measured[name] = _run(options, words, scratch, name)
+        finally:
+            if measured:
+                size = sum(file.stat().st_size for file in (scratch / "compiled").glob("*.zip"))
+                _print(options, measured, size)
+
+
+def _words(options: argparse.Namespace, steps: int, micro_batch_size: int) -> list[str]:
+    batch = micro_batch_size * options.micro_batches * options.num_gpus
+    return [
+        *options.overrides,
+        *(f"growth.t_start={options.window}", f"growth.interval={options.window}"),
+        *(f"training.steps={steps}", f"training.global_batch_size={batch}"),
+        *("training.log_every=1", "training.validate_every=1000000", "checkpoint.every=1000000"),
+        *("resume=never", "telemetry.enabled=false"),
+    ]
+
+
+def _run(
+    options: argparse.Namespace, words: Sequence[str], scratch: Path, name: str
+) -> list[GrowthPause]:
+    from sgt_ds.launch import launch_one, make_scratch
+    from sgt_ds.report import growth_pauses, read_history
+
+    make_scratch(scratch / f"torch-{name}")
+    run_dir = scratch / name
+    launch_one(
+        f"the {name} run",
+        [
+            *("sgt_ds.train", str(options.run), *words, f"run_dir={run_dir}"),
+            f"training.compile_cache={scratch / 'compiled'}",
+        ],
+        options.num_gpus,
+        run_dir.with_suffix(".log"),
+        # As on a new machine: what torch keeps by itself must not help.
+        {"TORCHINDUCTOR_CACHE_DIR": str(scratch / f"torch-{name}")},
+    )
+    return growth_pauses(read_history(run_dir))
+
+
+def _print(options: argparse.Namespace, measured: dict[str, list[GrowthPause]], size: int) -> None:
+    runs: dict[str, dict[str, Any]] = {
+        name: {
+            "first_update_seconds": pauses[0].seconds,
+            "growth_seconds": sum(pause.seconds for pause in pauses[1:]),
+            "pauses": [asdict(pause) for pause in pauses],
+        }
+        for name, pauses in measured.items()
+    }
+    if options.json:
+        print_json({"ranks": options.num_gpus, "compiled_bytes": size, "runs": runs})
+        return
+    print(f"{'run':6}{'after step':>11}{'seconds':>9}  what is new")
+    for name, pauses in measured.items():
+        for pause in pauses:
+            print(f"{name:6}{pause.step:11}{pause.seconds:9.2f}  {pause.what}")
+    for name, told in runs.items():
+        print(
+            f"{name}: first update {told['first_update_seconds']:.2f} s, "
+            f"growth {told['growth_seconds']:.2f} s in all, beyond what such updates take otherwise"
+        )
+    print(f"kept: {size / 1e6:.1f} MB of compiled code")

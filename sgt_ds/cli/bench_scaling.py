@@ -1,0 +1,78 @@
+"""`sgt-ds bench scaling`: whole runs on more and more ranks of this host, weak and strong."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from sgt_ds.cli.bench_train import (
+    MOST_RANKS,
+    Measured,
+    add_run_options,
+    measure,
+    print_table,
+    wish_of,
+)
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+
+VARIANTS = ["vanilla", "sgt:3"]
+
+
+def register(group: Subparsers[Parser]) -> None:
+    """Add the command to the group `bench`."""
+    parser = add_command(
+        group,
+        "scaling",
+        "Time whole runs on more and more ranks: as much work on each, and the same work in all.",
+        "sgt-ds bench scaling run.yaml --gpus 1,2,4,8 --micro-batches 8 --global-batch 1024",
+        scaling,
+    )
+    parser.add_argument(
+        "--gpus",
+        dest="num_gpus",
+        type=_numbers,
+        default=[1, 2],
+        metavar="N,N,…",
+        help="ranks, fewest first (default: 1,2)",
+    )
+    parser.add_argument(
+        "--global-batch",
+        type=whole_number(1),
+        metavar="G",
+        help="also with so many sequences in every update (strong scaling)",
+    )
+    add_run_options(parser, VARIANTS)
+
+
+def scaling(options: argparse.Namespace) -> None:
+    """Measure and print."""
+    from sgt_ds.launch import ending_on_sigterm, scratch_for
+
+    kinds = {"weak": None, "strong": options.global_batch}
+    wishes = {
+        kind: wish_of(options, batch)
+        for kind, batch in kinds.items()
+        if batch is not None or kind == "weak"
+    }
+    measured = {kind: Measured() for kind in wishes}
+    with scratch_for(options.scratch) as scratch, ending_on_sigterm():
+        try:
+            for kind, wish in wishes.items():
+                own = replace(wish, scratch=scratch / kind)
+                measure(own, measured[kind], collectives=kind == "weak")
+        finally:
+            found = {kind: one for kind, one in measured.items() if one.figures}
+            if options.json and found:
+                print_json({kind: one.as_json() for kind, one in found.items()})
+            elif not options.json:
+                for kind, one in found.items():
+                    print(f"{kind} scaling")
+                    print_table(one)
+
+
+def _numbers(text: str) -> list[int]:
+    number = whole_number(1, MOST_RANKS)
+    numbers = sorted(number(part) for part in text.split(","))
+    if len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"'{text}' names one twice")
+    return numbers

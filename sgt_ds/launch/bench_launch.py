@@ -1,0 +1,120 @@
+"""Whole runs that a bench starts through DeepSpeed's launcher on this host, and waits for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from sgt_ds.errors import SgtError, UserError
+from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes
+from sgt_ds.ports import free_ports
+
+# Of a failed run's output, what its error shows.
+LAST_LINES = 3
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def launch_one(
+    name: str,
+    words: Sequence[str],
+    ranks: int,
+    output: Path,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run a module with its arguments (`words`) on so many ranks, to its end.
+
+    `output`: all that it prints. `environment`: added to this process's own. However it ends, none
+    of its processes is left. Raises: SgtError with `name` and its last lines where it fails;
+    UserError for GPUs that are not there.
+    """
+    command = [
+        *(sys.executable, "-m", "deepspeed.launcher.runner", *check_gpus(ranks)),
+        *("--master_port", str(free_ports()), "--module", *words),
+    ]
+    run_id = f"bench-{uuid.uuid4().hex}"
+    own = {key: value for key, value in os.environ.items() if key != _GPUS}
+    own |= {**(environment or {}), RUN_ID_VARIABLE: run_id}
+    try:
+        with output.open("w") as stream:
+            status = subprocess.run(
+                command, env=own, stdout=stream, stderr=stream, check=False
+            ).returncode
+    finally:
+        kill_processes(run_id)  # the ranks lead sessions of their own: no signal reaches them
+    if status != 0:
+        said = [
+            line
+            for line in output.read_text(errors="replace").strip().splitlines()
+            if not line.startswith("[20")  # the launcher's
+        ]
+        told = next((line for line in said if line.startswith("sgt-ds train: ")), None)
+        last = told or " | ".join(said[-LAST_LINES:])
+        raise SgtError(f"{name} ended with {status}: {last}; all of its output: {output}")
+
+
+def check_gpus(ranks: int) -> tuple[str, str]:
+    """The launcher's words for so many GPUs of this host, those that CUDA_VISIBLE_DEVICES names.
+
+    Raises: UserError where it names too few, or otherwise than by number.
+    """
+    # DeepSpeed's launcher takes the first GPUs of the host, whichever ones are to be seen.
+    chosen = [gpu.strip() for gpu in os.environ.get(_GPUS, "").split(",") if gpu.strip()]
+    if chosen and (len(chosen) < ranks or not all(gpu.isdecimal() for gpu in chosen)):
+        raise UserError(
+            _GPUS,
+            None,
+            f"names no {ranks} GPUs by number ({','.join(chosen)}); name more, or give a smaller "
+            "--num-gpus",
+        )
+    if chosen:
+        return "--include", f"localhost:{','.join(chosen[:ranks])}"
+    return "--num_gpus", str(ranks)
+
+
+def make_scratch(scratch: Path) -> None:
+    """Make the folder of a bench's runs. Raises: UserError."""
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        mend = f"{scratch} cannot be made ({error.strerror}); give another folder"
+        raise UserError("--scratch", None, mend) from None
+
+
+@contextmanager
+def scratch_for(given: Path | None) -> Iterator[Path]:
+    """A folder for a bench's runs: the one given, which stays, or a temporary one, which goes
+    unless the block fails: what failed is there to be read.
+
+    Raises: UserError where the one given holds something.
+    """
+    if given is not None:
+        if given.exists() and (not given.is_dir() or any(given.iterdir())):
+            raise UserError("--scratch", None, f"{given} is no empty directory; give a new one")
+        yield given
+        return
+    made = Path(tempfile.mkdtemp(prefix="sgt-ds-bench-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Leave the block by SystemExit on SIGTERM, as by KeyboardInterrupt on SIGINT."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
