@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from sgt_ds.errors import UserError
-from sgt_ds.launch import format_hostfile, parse_hostfile, read_environment_file
+from sgt_ds.launch import (
+    format_hostfile,
+    forwarded_environment,
+    parse_hostfile,
+    read_environment_file,
+)
 from sgt_ds.launch.ssh import ask
 
 REFUSED = {
@@ -141,6 +146,16 @@ def test_secrets_and_shell_text_never_reach_a_command_line(line: str, tmp_path: 
     path.write_text(f"OK=1\n{line}\n")
     with pytest.raises(UserError, match="line 2"):
         read_environment_file(path)
+
+
+def test_what_turns_nvlink_multicast_off_reaches_other_hosts_and_a_token_does_not() -> None:
+    off = {
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NVSHMEM_DISABLE_NVLS": "1",
+    }
+    rest = {"HOME": "/root", "TORCH_HUB_TOKEN": "abc", "NCCL_DEBUG_FILE": "$(id)"}
+    assert forwarded_environment({**off, **rest}, files=()) == off
 
 
 def test_a_host_whose_connection_never_closes_is_given_up() -> None:

@@ -20,7 +20,9 @@ MASTER_PORT_VARIABLE = "SGT_MASTER_PORT"
 ENV_FILE_NAME = ".deepspeed_env"
 
 # What training on another host may need of this one's environment.
-FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "OMP_", "MKL_", "CUDA_DEVICE", "TORCH_", "SGT_")
+FORWARDED_PREFIXES = (
+    *("NCCL_", "NVSHMEM_", "GLOO_", "UCX_", "OMP_", "MKL_", "CUDA_DEVICE", "TORCH_", "SGT_"),
+)
 FORWARDED_NAMES = frozenset({"CC", "CXX", "TORCHINDUCTOR_CACHE_DIR", "LD_LIBRARY_PATH", "TZ"})
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
