@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sgt_ds.launch.ssh import ask, module_command
+from sgt_ds.launch.ssh import CONNECT_SECONDS, ENDING_SECONDS, ask, module_command
 
 RUN_ID_VARIABLE = "SGT_RUN_ID"
 """Environment variable that every process of a run carries."""
@@ -57,8 +57,9 @@ def on_hosts(
 ) -> dict[str, str]:
     """Run `action` on every host at once. Returns each host's answer, or why there is none."""
     module = "sgt_ds.launch.processes"
+    patience = ENDING_SECONDS if action == "kill" else CONNECT_SECONDS
     answers = ask(
-        {host: module_command(module, [action, run_id], host, ssh_port) for host in hosts}
+        {host: module_command(module, [action, run_id], host, ssh_port, patience) for host in hosts}
     )
     return {
         host: f"failed ({answer.fault})" if answer.fault else answer.output.split("\n")[-1]

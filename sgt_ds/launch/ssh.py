@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONNECT_SECONDS = 10
+# To end processes of a hung run, which is to be over within a minute: 50 s of it have gone by then.
+ENDING_SECONDS = 5
 ANSWER_SECONDS = 30
 KILLED_SECONDS = 1
 
@@ -26,14 +28,18 @@ class Answer:
 
 
 def module_command(
-    module: str, arguments: Sequence[str], host: str, ssh_port: int | None
+    module: str,
+    arguments: Sequence[str],
+    host: str,
+    ssh_port: int | None,
+    connect_seconds: int = CONNECT_SECONDS,
 ) -> list[str]:
     """The ssh command that runs a module on `host`, in this directory with this Python."""
     words = [sys.executable, "-m", module, *arguments]
     remote = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
     # A connection that is shared with other calls outlives this one, and may hang where a new one won't.
     settings = (
-        *("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}"),
+        *("BatchMode=yes", f"ConnectTimeout={connect_seconds}"),
         *("ControlMaster=no", "ControlPath=none"),
     )
     options = [word for setting in settings for word in ("-o", setting)]
