@@ -107,6 +107,7 @@ class Bench:
         with subprocess.Popen(
             command,
             env=runs.environment(),
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
