@@ -94,6 +94,7 @@ class Bench:
             roll_back(self.folder / name, step)
             runs.run_to_end(runs.launcher(file, ranks), timeout=600)
             before = self.folder / name
+        runs.check_replay(before)
         self.compare(before, base, f"{self.most} → {self.most // 2} → {self.most} ranks")
 
     def kill_one(self, base: Path) -> None:
@@ -156,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--deepspeed", type=Path, default=runs.CPU_FP32)
     options = parser.parse_args(arguments)
     most = max(options.ranks)
+    if most < 2:
+        parser.error("--ranks: one of them must be 2 or more, to be moved and killed")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), options.deepspeed.resolve(), most)
         trained = {ranks: bench.train(f"on-{ranks}", ranks) for ranks in sorted(options.ranks)}

@@ -9,7 +9,9 @@ import pytest
 from report_pages import write_run as write_grown_run
 from runs import write_data, write_run
 
+import sgt_ds.launch
 from sgt_ds.cli import main
+from sgt_ds.config import load_run_config
 from sgt_ds.report import growth_pauses, read_history
 
 # report_pages' run: layer 4 enters at 40, deepens at 60, layer 2 enters at 80, deepens at 100.
@@ -26,16 +28,53 @@ def test_an_update_that_took_longer_than_usual_is_not_counted_for_its_change(
     rows = [{**row, "step": n, "step_seconds": SLOW.get(n, USUAL)} for n in range(1, 121)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = [
-        (pause.step, pause.what, pytest.approx(pause.seconds))
+        (pause.step, pause.what, pause.decided, pytest.approx(pause.seconds))
         for pause in growth_pauses(read_history(run))
     ]
     assert told == [
-        (0, "first update", 8.5),
-        (40, "layer 4 ×1 of all heads, with factors", 5.2),
-        (60, "layer 4 ×2 of 2 heads", 3.0),
-        (80, "layer 2 ×1 of all heads, with factors", 2.1),
-        (100, "layer 2 ×2 of 2 heads", 1.0),
+        (0, "first update", False, 8.5),
+        (40, "layer 4 ×1 of all heads, with factors", True, 5.2),
+        (60, "layer 4 ×2 of 2 heads", True, 3.0),
+        (80, "layer 2 ×1 of all heads, with factors", True, 2.1),
+        (100, "layer 2 ×2 of 2 heads", True, 1.0),
     ]
+
+
+def test_a_second_run_gets_another_cache_or_other_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[tuple[list[str], dict[str, str]]] = []
+
+    def grown(
+        name: str, words: list[str], ranks: int, output: Path, environ: dict[str, str]
+    ) -> None:
+        given.append((words, environ))
+        write_grown_run(output.with_suffix(""))
+        (output.with_suffix("") / "checkpoints").mkdir()
+
+    # Compiling twice takes minutes; the launch is the same as the one of bench train.
+    monkeypatch.setattr(sgt_ds.launch, "launch_one", grown)
+    run = write_run(
+        tmp_path / "run.yaml", write_data(tmp_path / "data"), training={"compile": True}
+    )
+    scratch = tmp_path / "it is: here"
+    words = ["growth.entropy_every=7", "growth.freeze_at=1", "--scratch", str(scratch), "--json"]
+    assert main(["bench", "growth", str(run), *words]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["complete"]
+    assert (document["events_possible"], document["runs"]["kept"]["events"]) == (6, 4)
+    caches = []
+    for (module, file, *overrides), environ in given:
+        assert (module, file) == ("sgt_ds.train", str(run))
+        config = load_run_config(run, overrides)
+        assert (config.growth.entropy_every, config.growth.freeze_at) == (1, None)
+        assert (config.growth.t_start, config.growth.interval, config.training.steps) == (8, 8, 64)
+        assert config.run_dir.parent == scratch
+        caches.append((config.training.compile_cache, environ["TORCHINDUCTOR_CACHE_DIR"]))
+    (first, one), (second, other) = caches
+    assert first == second == scratch / "compiled"
+    assert one != other
+    assert not list(scratch.glob("*/checkpoints"))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +83,8 @@ def test_an_update_that_took_longer_than_usual_is_not_counted_for_its_change(
         ("training.compile=false", "training.compile: is false"),
         ("method=vanilla", "method: is vanilla"),
         ("growth.heads=99", "growth.heads"),
+        ("deepspeed=nope.json", "nope.json"),
+        ("data.train=nope", "nope"),
     ],
 )
 def test_a_run_that_cannot_grow_or_compile_is_benched(

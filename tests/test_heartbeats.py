@@ -59,7 +59,8 @@ def test_only_ranks_past_their_own_limit_are_silent() -> None:
 def test_a_rank_furthest_behind_may_take_the_time_of_its_own_part() -> None:
     waits = (beat(0, seconds=300.0), 0)
     slow = beat(1, "data", 19, limit_seconds=600.0, seconds=300.0)
-    assert heartbeats.awaited_seconds([waits, (slow, 10)], 30) == 300
+    assert heartbeats.awaited_seconds([waits, (slow, 10)], 600) == 300
+    assert heartbeats.awaited_seconds([waits, (slow, 10)], 30) == 20, "then it may be silent"
     assert heartbeats.awaited_seconds([waits, (slow, 31)], 30) == 0, "stopped, not slow"
     assert heartbeats.awaited_seconds([waits, (replace(slow, seconds=601.0), 0)], 30) == 0
     moved_on = beat(1, "forward", 19, seconds=5.0)
@@ -73,6 +74,39 @@ def test_the_next_look_is_when_a_rank_may_be_silent() -> None:
     assert heartbeats.soonest_silence(beats) == 2
     assert heartbeats.soonest_silence([*beats, (beat(2, silence_seconds=50.0), 51)]) == 0
     assert heartbeats.soonest_silence([(beat(0, end="done"), 99)]) == math.inf
+
+
+@pytest.mark.parametrize("limit", [51.0, 55.0, 60.0, 75.0, 100.0, 300.0])
+def test_a_hang_is_told_long_after_the_limit_of_its_part(
+    limit: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a clock: the thread's looks one after another."""
+
+    def end(status: int) -> None:
+        raise SystemExit(status)
+
+    heart = heartbeat.Heartbeat(tmp_path, 0, hang_seconds=50, patient_seconds=600)
+    monkeypatch.setattr(os, "_exit", end)
+    heart.update(0, ())
+    heart.update(1, ())
+    heart.enter("forward")
+    heart._paces["forward"] = limit
+    looks: list[float] = [0.0]
+
+    def stand_still() -> None:
+        while looks[-1] < 700:
+            heart._count_stuck(1.0 if looks[-1] else 0.0)
+            looks.append(looks[-1] + 1.0)
+
+    with pytest.raises(SystemExit):
+        stand_still()
+    assert limit < looks[-1] <= limit + 3
+
+
+def test_who_is_stopped_while_awaited_is_told_as_late_as_who_is_slow() -> None:
+    waits = (beat(0, seconds=100.0), 1)
+    stopped = beat(1, "data", 19, limit_seconds=600.0, seconds=100.0)
+    assert heartbeats.awaited_seconds([waits, (stopped, 20)], 25) == 5
 
 
 def test_who_lost_a_peer_is_not_who_died() -> None:

@@ -15,9 +15,10 @@ from sgt_ds.launch import (
     format_hostfile,
     forwarded_environment,
     parse_hostfile,
+    processes,
     read_environment_file,
 )
-from sgt_ds.launch.ssh import ask
+from sgt_ds.launch.ssh import Answer, ask
 
 REFUSED = {
     "empty": (b"", None),
@@ -156,6 +157,21 @@ def test_what_turns_nvlink_multicast_off_reaches_other_hosts_and_a_token_does_no
     }
     rest = {"HOME": "/root", "TORCH_HUB_TOKEN": "abc", "NCCL_DEBUG_FILE": "$(id)"}
     assert forwarded_environment({**off, **rest}, files=()) == off
+
+
+def test_a_hung_run_waits_for_a_host_that_is_cut_off_as_long_as_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def note(commands: dict[str, list[str]]) -> dict[str, Answer]:
+        asked.extend(w for w in commands["a"] if w.startswith("ConnectTimeout="))
+        return {"a": Answer("0", "", 0.0)}
+
+    monkeypatch.setattr(processes, "ask", note)
+    for hurried in (False, True):
+        assert processes.on_hosts("kill", "run", ["a"], None, hurried=hurried) == {"a": "0"}
+    assert asked == ["ConnectTimeout=10", "ConnectTimeout=5"]
 
 
 def test_a_host_whose_connection_never_closes_is_given_up() -> None:

@@ -159,7 +159,11 @@ def _read(path: Path) -> dict[str, Any]:
         document = document["weak"]
     wanted = {"setting", "runs", "collectives"}
     if not isinstance(document, dict) or not wanted <= document.keys() or not document["runs"]:
-        raise UserError(path, None, f"is no output of `sgt-ds bench train --json`; {MEND}")
+        raise UserError(
+            path,
+            None,
+            f"is no output of `sgt-ds bench scaling --json` or `bench train --json`; {MEND}",
+        )
     for field, number in _numbers(document):
         if not math.isfinite(number):
             raise UserError(path, field, f"{number} is no measurement; measure again")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sgt_ds.cli.bench_train import MOST_RANKS
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
 from sgt_ds.errors import UserError
 
@@ -27,7 +29,9 @@ def register(group: Subparsers[Parser]) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN.yaml", help="model, data, batch, growth")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `sgt-ds train`")
-    parser.add_argument("--num-gpus", type=whole_number(1), default=1, metavar="N", help="ranks")
+    parser.add_argument(
+        "--num-gpus", type=whole_number(1, MOST_RANKS), default=1, metavar="N", help="ranks"
+    )
     parser.add_argument(
         "--micro-batches", type=whole_number(1), default=1, metavar="A", help="of an update"
     )
@@ -44,21 +48,25 @@ def register(group: Subparsers[Parser]) -> None:
 
 def growth(options: argparse.Namespace) -> None:
     """Measure and print."""
-    from sgt_ds.config import load_run_config
-    from sgt_ds.launch import ending_on_sigterm, scratch_for
+    from sgt_ds.config import load_run_config, resolve_deepspeed
+    from sgt_ds.data import check_data
+    from sgt_ds.launch import ending_on_sigterm, gpu_words, scratch_for
 
     config = load_run_config(options.run, options.overrides)
     if not config.training.compile:
         mend = "is false, so that nothing is compiled; set it to true"
         raise UserError(options.run, "training.compile", mend)
     if config.method != "sgt":
-        mend = f"is {config.method}, whose layers do not change as it trains; use sgt"
-        raise UserError(options.run, "method", mend)
+        raise UserError(options.run, "method", f"is {config.method}; bench growth measures sgt")
     layers = config.growth.layers
     assert isinstance(layers, int), "sgt takes their number"
-    steps = options.window * (layers * config.growth.k_max + 2)
-    words = _words(options, steps, config.training.micro_batch_size)
-    load_run_config(options.run, words)
+    events = layers * config.growth.k_max
+    words = _words(options, options.window * (events + 2), config.training.micro_batch_size)
+    gpu_words(options.num_gpus)
+    # Before the first run, and as one line: what its ranks would say.
+    own = load_run_config(options.run, words)
+    resolve_deepspeed(own, options.num_gpus, options.run)
+    check_data(own.data, own.model, own.evaluation)
     measured: dict[str, list[GrowthPause]] = {}
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
         try:
@@ -67,7 +75,7 @@ def growth(options: argparse.Namespace) -> None:
         finally:
             if measured:
                 size = sum(file.stat().st_size for file in (scratch / "compiled").glob("*.zip"))
-                _print(options, measured, size)
+                _print(options, measured, size, events)
 
 
 def _words(options: argparse.Namespace, steps: int, micro_batch_size: int) -> list[str]:
@@ -75,6 +83,7 @@ def _words(options: argparse.Namespace, steps: int, micro_batch_size: int) -> li
     return [
         *options.overrides,
         *(f"growth.t_start={options.window}", f"growth.interval={options.window}"),
+        *("growth.entropy_every=1", "growth.freeze_at=null"),
         *(f"training.steps={steps}", f"training.global_batch_size={batch}"),
         *("training.log_every=1", "training.validate_every=1000000", "checkpoint.every=1000000"),
         *("resume=never", "telemetry.enabled=false"),
@@ -84,36 +93,51 @@ def _words(options: argparse.Namespace, steps: int, micro_batch_size: int) -> li
 def _run(
     options: argparse.Namespace, words: Sequence[str], scratch: Path, name: str
 ) -> list[GrowthPause]:
-    from sgt_ds.launch import launch_one, make_scratch
+    from sgt_ds.config import RunLayout
+    from sgt_ds.launch import launch_one, make_scratch, setting_words
     from sgt_ds.report import growth_pauses, read_history
 
-    make_scratch(scratch / f"torch-{name}")
+    torch_folder = scratch / f"torch-{name}"
+    make_scratch(torch_folder)
     run_dir = scratch / name
+    own = setting_words(run_dir=run_dir, training__compile_cache=scratch / "compiled")
     launch_one(
         f"the {name} run",
-        [
-            *("sgt_ds.train", str(options.run), *words, f"run_dir={run_dir}"),
-            f"training.compile_cache={scratch / 'compiled'}",
-        ],
+        ["sgt_ds.train", str(options.run), *words, *own],
         options.num_gpus,
         run_dir.with_suffix(".log"),
-        # As on a new machine: what torch keeps by itself must not help.
-        {"TORCHINDUCTOR_CACHE_DIR": str(scratch / f"torch-{name}")},
+        # As on a new machine. On a CPU precompiled headers stay elsewhere, whatever this says.
+        {
+            "TORCHINDUCTOR_CACHE_DIR": str(torch_folder),
+            "TRITON_CACHE_DIR": str(torch_folder / "triton"),
+        },
     )
+    shutil.rmtree(RunLayout(run_dir).checkpoints)  # gigabytes, of no more use
     return growth_pauses(read_history(run_dir))
 
 
-def _print(options: argparse.Namespace, measured: dict[str, list[GrowthPause]], size: int) -> None:
+def _print(
+    options: argparse.Namespace, measured: dict[str, list[GrowthPause]], size: int, events: int
+) -> None:
     runs: dict[str, dict[str, Any]] = {
         name: {
-            "first_update_seconds": pauses[0].seconds,
+            "first_update_excess_seconds": pauses[0].seconds,
             "growth_seconds": sum(pause.seconds for pause in pauses[1:]),
+            "events": sum(pause.decided for pause in pauses),
             "pauses": [asdict(pause) for pause in pauses],
         }
         for name, pauses in measured.items()
     }
     if options.json:
-        print_json({"ranks": options.num_gpus, "compiled_bytes": size, "runs": runs})
+        print_json(
+            {
+                "ranks": options.num_gpus,
+                "complete": len(runs) == 2,
+                "events_possible": events,
+                "compiled_bytes": size,
+                "runs": runs,
+            }
+        )
         return
     print(f"{'run':6}{'after step':>11}{'seconds':>9}  what is new")
     for name, pauses in measured.items():
@@ -121,7 +145,8 @@ def _print(options: argparse.Namespace, measured: dict[str, list[GrowthPause]], 
             print(f"{name:6}{pause.step:11}{pause.seconds:9.2f}  {pause.what}")
     for name, told in runs.items():
         print(
-            f"{name}: first update {told['first_update_seconds']:.2f} s, "
-            f"growth {told['growth_seconds']:.2f} s in all, beyond what such updates take otherwise"
+            f"{name}: first update {told['first_update_excess_seconds']:.2f} s, growth "
+            f"{told['growth_seconds']:.2f} s in {told['events']} of {events} events that can be, "
+            "beyond what such updates take otherwise"
         )
     print(f"kept: {size / 1e6:.1f} MB of compiled code")

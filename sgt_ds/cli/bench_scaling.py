@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from sgt_ds.cli.bench_train import (
     MOST_RANKS,
-    Measured,
     add_run_options,
     measure,
+    measure_collectives,
     print_table,
+    to_measure,
     wish_of,
 )
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
@@ -54,20 +55,22 @@ def scaling(options: argparse.Namespace) -> None:
         for kind, batch in kinds.items()
         if batch is not None or kind == "weak"
     }
-    measured = {kind: Measured() for kind in wishes}
+    measured = {kind: to_measure(wish) for kind, wish in wishes.items()}
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
+        wishes = {kind: replace(wish, scratch=scratch / kind) for kind, wish in wishes.items()}
         try:
             for kind, wish in wishes.items():
-                own = replace(wish, scratch=scratch / kind)
-                measure(own, measured[kind], collectives=kind == "weak")
+                measure(wish, measured[kind])
+            if options.json:
+                measure_collectives(wishes["weak"], measured["weak"])
         finally:
-            found = {kind: one for kind, one in measured.items() if one.figures}
-            if options.json and found:
-                print_json({kind: one.as_json() for kind, one in found.items()})
+            if options.json and measured["weak"].figures:
+                print_json({kind: one.as_json() for kind, one in measured.items()})
             elif not options.json:
-                for kind, one in found.items():
-                    print(f"{kind} scaling")
-                    print_table(one)
+                for kind, one in measured.items():
+                    if one.figures:
+                        print(f"{kind} scaling")
+                        print_table(one)
 
 
 def _numbers(text: str) -> list[int]:

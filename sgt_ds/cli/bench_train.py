@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,8 +80,8 @@ def add_run_options(parser: Parser, variants: Sequence[str]) -> None:
 class Measured:
     """What a bench has measured so far: a run that fails, or is stopped, takes nothing from it."""
 
-    setting: dict[str, Any] = field(default_factory=dict)
-    wanted: int = 0
+    setting: dict[str, Any]
+    wanted: int
     figures: list[RunFigures] = field(default_factory=list)
     collectives: dict[int, Any] = field(default_factory=dict)
 
@@ -102,11 +101,14 @@ def train(options: argparse.Namespace) -> None:
     """Measure and print."""
     from sgt_ds.launch import ending_on_sigterm, scratch_for
 
-    measured = Measured()
     wish = wish_of(options, options.global_batch)
+    measured = to_measure(wish)
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
+        wish = replace(wish, scratch=scratch)
         try:
-            measure(replace(wish, scratch=scratch), measured, collectives=options.json)
+            measure(wish, measured)
+            if options.json:
+                measure_collectives(wish, measured)
         finally:
             if measured.figures and options.json:
                 print_json(measured.as_json())
@@ -121,15 +123,10 @@ def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWi
     Raises: UserError.
     """
     from sgt_ds.config import load_run_config
-    from sgt_ds.launch import RunWish, check_gpus, variant
+    from sgt_ds.launch import RunWish, gpu_words, variant
 
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip(", ") == "":
-        raise UserError(
-            "CUDA_VISIBLE_DEVICES",
-            None,
-            "is set and names no GPU, but DeepSpeed's launcher would take the first ones all the "
-            "same; name those that are free by number, or unset it",
-        )
+    for ranks in options.num_gpus:
+        gpu_words(ranks)
     config = load_run_config(options.run, options.overrides)
     micro = config.training.micro_batch_size
     global_batch = {
@@ -150,8 +147,9 @@ def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWi
     # Before the first run: a fault of the last one would cost the others.
     for chosen in variants:
         load_run_config(options.run, [*options.overrides, *chosen.overrides])
-    for ranks in options.num_gpus:
-        check_gpus(ranks)
+    for ranks, sequences in global_batch.items():
+        batch = f"training.global_batch_size={sequences}"
+        _setting(load_run_config(options.run, [*options.overrides, batch]), ranks, options.run)
     return RunWish(
         run_yaml=options.run,
         config=config,
@@ -167,20 +165,32 @@ def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWi
     )
 
 
-def measure(wish: RunWish, measured: Measured, *, collectives: bool) -> None:
-    """Make the runs; `measured` is filled as they end. `collectives`: time those as well."""
+def to_measure(wish: RunWish) -> Measured:
+    """What `measure` is to fill."""
     from sgt_ds.config import load_run_config
-    from sgt_ds.launch import GRADIENT_BYTES, bench_collectives, bench_runs
 
     fewest = min(wish.ranks)
     batch = f"training.global_batch_size={wish.global_batch[fewest]}"
     config = load_run_config(wish.run_yaml, [*wish.overrides, batch])
-    setting = measured.setting = _setting(config, fewest, wish.run_yaml)
-    measured.wanted = wish.repeats * len(wish.variants) * len(wish.ranks)
+    wanted = wish.repeats * len(wish.variants) * len(wish.ranks)
+    return Measured(_setting(config, fewest, wish.run_yaml), wanted)
+
+
+def measure(wish: RunWish, measured: Measured) -> None:
+    """Make the runs; `measured` is filled as they end."""
+    from sgt_ds.launch import bench_runs
+
     for run in bench_runs(wish):
         measured.figures.append(run)
+
+
+def measure_collectives(wish: RunWish, measured: Measured) -> None:
+    """Time the collectives that a forecast needs, at each number of ranks."""
+    from sgt_ds.launch import GRADIENT_BYTES, bench_collectives
+
+    setting = measured.setting
     bucket = setting["bucket_elements"] * GRADIENT_BYTES[setting["precision"]]
-    for ranks in wish.ranks if collectives else ():
+    for ranks in wish.ranks:
         if ranks > 1:
             measured.collectives[ranks] = bench_collectives(ranks, bucket, wish.scratch)
 

@@ -1,11 +1,12 @@
 """Launching: hostfiles, checks before the start, the deepspeed command, supervision, stopping."""
 
 from sgt_ds.launch.bench_launch import (
-    check_gpus,
     ending_on_sigterm,
+    gpu_words,
     launch_one,
     make_scratch,
     scratch_for,
+    setting_words,
 )
 from sgt_ds.launch.checks import check_build_locks, check_compiler, check_launch
 from sgt_ds.launch.command import (
@@ -70,7 +71,6 @@ __all__ = [
     "bench_runs",
     "check_build_locks",
     "check_compiler",
-    "check_gpus",
     "check_launch",
     "check_model",
     "check_unattended",
@@ -80,6 +80,7 @@ __all__ = [
     "forecast",
     "format_hostfile",
     "forwarded_environment",
+    "gpu_words",
     "is_this_host",
     "kill_processes",
     "launch_name",
@@ -93,6 +94,7 @@ __all__ = [
     "read_environment_file",
     "read_record",
     "scratch_for",
+    "setting_words",
     "stop",
     "supervise",
     "supervision",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -37,7 +38,7 @@ def launch_one(
     UserError for GPUs that are not there.
     """
     command = [
-        *(sys.executable, "-m", "deepspeed.launcher.runner", *check_gpus(ranks)),
+        *(sys.executable, "-m", "deepspeed.launcher.runner", *gpu_words(ranks)),
         *("--master_port", str(free_ports()), "--module", *words),
     ]
     run_id = f"bench-{uuid.uuid4().hex}"
@@ -58,22 +59,32 @@ def launch_one(
         ]
         told = next((line for line in said if line.startswith("sgt-ds train: ")), None)
         last = told or " | ".join(said[-LAST_LINES:])
-        raise SgtError(f"{name} ended with {status}: {last}; all of its output: {output}")
+        error = SgtError(f"{name} ended with {status}: {last}; all of its output: {output}")
+        if status == UserError.exit_code:  # the run has said what the user is to mend
+            error.exit_code = status
+        raise error
 
 
-def check_gpus(ranks: int) -> tuple[str, str]:
+def gpu_words(ranks: int) -> tuple[str, str]:
     """The launcher's words for so many GPUs of this host, those that CUDA_VISIBLE_DEVICES names.
 
-    Raises: UserError where it names too few, or otherwise than by number.
+    Raises: UserError where it names none or too few, or otherwise than by number.
     """
+    if os.environ.get(_GPUS, "unset").strip(", ") == "":
+        raise UserError(
+            _GPUS,
+            None,
+            "is set and names no GPU, but DeepSpeed's launcher would take the first ones all the "
+            "same; name those that are free by number, or unset it",
+        )
     # DeepSpeed's launcher takes the first GPUs of the host, whichever ones are to be seen.
     chosen = [gpu.strip() for gpu in os.environ.get(_GPUS, "").split(",") if gpu.strip()]
     if chosen and (len(chosen) < ranks or not all(gpu.isdecimal() for gpu in chosen)):
         raise UserError(
             _GPUS,
             None,
-            f"names no {ranks} GPUs by number ({','.join(chosen)}); name more, or give a smaller "
-            "--num-gpus",
+            f"names no {ranks} GPUs by number ({','.join(chosen)}); name more, or ask for fewer "
+            "ranks",
         )
     if chosen:
         return "--include", f"localhost:{','.join(chosen[:ranks])}"
@@ -92,7 +103,7 @@ def make_scratch(scratch: Path) -> None:
 @contextmanager
 def scratch_for(given: Path | None) -> Iterator[Path]:
     """A folder for a bench's runs: the one given, which stays, or a temporary one, which goes
-    unless the block fails: what failed is there to be read.
+    unless the block fails by itself: what failed is there to be read.
 
     Raises: UserError where the one given holds something.
     """
@@ -102,8 +113,19 @@ def scratch_for(given: Path | None) -> Iterator[Path]:
         yield given
         return
     made = Path(tempfile.mkdtemp(prefix="sgt-ds-bench-"))
-    yield made
+    try:
+        yield made
+    except Exception:
+        raise
+    except BaseException:  # stopped by the user
+        shutil.rmtree(made, ignore_errors=True)
+        raise
     shutil.rmtree(made)
+
+
+def setting_words(**paths: Path) -> list[str]:
+    """Overrides of a run that set a path each; `__` in a name stands for the dot."""
+    return [f"{name.replace('__', '.')}={json.dumps(str(path))}" for name, path in paths.items()]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sgt_ds.launch.ssh import CONNECT_SECONDS, ENDING_SECONDS, ask, module_command
+from sgt_ds.launch.ssh import CONNECT_SECONDS, HURRIED_SECONDS, ask, module_command
 
 RUN_ID_VARIABLE = "SGT_RUN_ID"
 """Environment variable that every process of a run carries."""
@@ -53,11 +53,19 @@ def kill_processes(run_id: str, *, within_seconds: float = 10.0) -> int:
 
 
 def on_hosts(
-    action: str, run_id: str, hosts: Sequence[str], ssh_port: int | None
+    action: str,
+    run_id: str,
+    hosts: Sequence[str],
+    ssh_port: int | None,
+    *,
+    hurried: bool = False,
 ) -> dict[str, str]:
-    """Run `action` on every host at once. Returns each host's answer, or why there is none."""
+    """Run `action` on every host at once. Returns each host's answer, or why there is none.
+
+    `hurried`: give up sooner on a host that cannot be reached.
+    """
     module = "sgt_ds.launch.processes"
-    patience = ENDING_SECONDS if action == "kill" else CONNECT_SECONDS
+    patience = HURRIED_SECONDS if hurried else CONNECT_SECONDS
     answers = ask(
         {host: module_command(module, [action, run_id], host, ssh_port, patience) for host in hosts}
     )

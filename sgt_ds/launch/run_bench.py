@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import SgtError, UserError
-from sgt_ds.launch.bench_launch import check_gpus, launch_one, make_scratch
+from sgt_ds.launch.bench_launch import launch_one, make_scratch, setting_words
 from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
 
@@ -132,10 +132,8 @@ def variant(text: str, num_layers: int, heads: int) -> Variant:
 def bench_runs(wish: RunWish) -> Iterator[RunFigures]:
     """Make every run. Figures without ratios, each as soon as its run has ended.
 
-    Raises: SgtError where one fails, with its last lines; UserError for GPUs that are not there.
+    Raises: SgtError where one fails, with its last lines.
     """
-    for ranks in wish.ranks:  # before the first run: a fault of the last one would cost the others
-        check_gpus(ranks)
     plan = [(ranks, variant) for ranks in wish.ranks for variant in wish.variants]
     steps = (wish.warm_up + wish.intervals) * wish.updates
     with Progress("bench", len(plan) * wish.repeats * steps, "steps") as progress:
@@ -192,7 +190,7 @@ def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) ->
         *("sgt_ds.train", str(wish.run_yaml)),
         *wish.overrides,
         *chosen.overrides,
-        f"run_dir={directory}",
+        *setting_words(run_dir=directory),
         f"training.steps={steps}",
         f"training.log_every={wish.updates}",
         f"training.global_batch_size={global_batch}",
@@ -215,7 +213,8 @@ def _figures(
     speeds = [row["tokens_per_second"] for row in rows if "loss" in row][wish.warm_up :]
     if len(scraper.last) < ranks:
         raise SgtError(
-            f"{directory}: only {len(scraper.last)} of {ranks} exporters could be scraped"
+            f"{directory}: only {len(scraper.last)} of {ranks} exporters could be scraped; its "
+            "updates are too quick, give more --updates"
         )
     tokens = wish.global_batch[ranks] * wish.config.data.sequence_length
     seconds = sorted(tokens / speed for speed in speeds)

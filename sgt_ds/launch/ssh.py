@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONNECT_SECONDS = 10
-# To end processes of a hung run, which is to be over within a minute: 50 s of it have gone by then.
-ENDING_SECONDS = 5
+# Where a hang was told, which is to be over within a minute: 50 s of it have gone by then.
+HURRIED_SECONDS = 5
 ANSWER_SECONDS = 30
 KILLED_SECONDS = 1
 

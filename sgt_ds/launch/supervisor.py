@@ -161,13 +161,17 @@ def newest_step(layout: RunLayout) -> int:
     return next((i.step for i in list_checkpoints(layout.checkpoints) if i.fault is None), -1)
 
 
-def end_everywhere(record: RunRecord) -> list[str]:
-    """Kill every process of a run on every host. Returns what could not be made sure of."""
+def end_everywhere(record: RunRecord, *, hurried: bool = False) -> list[str]:
+    """Kill every process of a run on every host. Returns what could not be made sure of.
+
+    `hurried`: as in `on_hosts`.
+    """
     left = []
     here = kill_processes(record.run_id)
     if here:
         left.append(f"{here} processes on this host do not die")
-    for host, said in on_hosts("kill", record.run_id, record.remote_hosts, record.ssh_port).items():
+    remote, port = record.remote_hosts, record.ssh_port
+    for host, said in on_hosts("kill", record.run_id, remote, port, hurried=hurried).items():
         if said != "0":
             left.append(f"{host}: {said}")
     return left
@@ -189,6 +193,7 @@ def _run_once(
     watch = Watch(run_dir, record.run_id)
     watch.begin(first_host=not target.node_rank)
     child = _start(launch, record)
+    forced = ""
     try:
         forced, status = _wait(child, watch, signals, asked, grace_seconds)
         if not forced:
@@ -198,7 +203,7 @@ def _run_once(
         # Who still lives would count among the dead.
         deaths = "" if orphans else watch.deaths()
     finally:
-        left = end_everywhere(record)
+        left = end_everywhere(record, hurried=bool(forced))
         # The launcher carries the id too; reap it.
         child.wait()
     for fault in left:

@@ -17,6 +17,8 @@ class GrowthPause:
     step: int
     """Update after which the state changed; 0 is the start of the run."""
     what: str
+    decided: bool
+    """Whether a decision changed the loops; else an entry has ended, or the run begins."""
     seconds: float
 
 
@@ -31,6 +33,7 @@ def growth_pauses(history: RunHistory) -> list[GrowthPause]:
     seconds = {update.step: update.step_seconds for update in history.updates}
     changes = _changes(history)
     bounds = [step for step, _ in changes[1:]] + [max(seconds, default=0) + 1]
+    decided = {step for step, _ in history.states[1:]}
     pauses = []
     usual = 0.0
     for (step, what), end in zip(changes, bounds, strict=True):
@@ -38,7 +41,8 @@ def growth_pauses(history: RunHistory) -> list[GrowthPause]:
         steady = [seconds[update] for update in range(step + 2, end) if update in seconds]
         usual = statistics.median(steady) if steady else usual
         new = [seconds[update] for update in (step, step + 1) if update in seconds]
-        pauses.append(GrowthPause(step, what, sum(took - usual for took in new)))
+        lost = sum(took - usual for took in new)
+        pauses.append(GrowthPause(step, what, step in decided, lost))
     return pauses
 
 

@@ -122,17 +122,18 @@ def soonest_silence(ages: Iterable[tuple[Beat, float]]) -> float:
 
 
 def awaited_seconds(ages: Sequence[tuple[Beat, float]], quiet_seconds: float) -> float:
-    """How much longer a rank that is furthest behind may take, if it gives signs of life; else 0.
+    """How long a rank that is furthest behind may take, or be silent, from now on; 0: it is late.
 
     Its part may be one that lasts (slow data) while the others wait where nothing should. Where any
     rank has been quiet for longer than `quiet_seconds`, nobody is waited for.
     """
     living = [(beat, age) for beat, age in ages if not beat.end]
-    if any(age > quiet_seconds for _, age in living):
+    oldest = max((age for _, age in living), default=0.0)
+    if oldest >= quiet_seconds:
         return 0.0
     behind = min((beat.count for beat, _ in living), default=0)
     left = (beat.limit_seconds - beat.seconds for beat, _ in living if beat.count == behind)
-    return max(0.0, max(left, default=0.0))
+    return max(0.0, min(max(left, default=0.0), quiet_seconds - oldest))
 
 
 def hang(
