@@ -317,8 +317,9 @@ class Heartbeat:
             now = self._write()
             # Many may wait at a start: each looks at the one rank that comes next.
             ages = self._ages(now, since, None if over else self._next_rank)
-            left = heartbeats.awaited_seconds(ages, quiet_seconds)
-            if not over and (left := heartbeats.soonest_silence(ages)):
+            if over:
+                left = heartbeats.awaited_seconds(ages, quiet_seconds)
+            elif left := heartbeats.soonest_silence(ages):
                 left = min(left, max(self._limit - self._stuck_seconds, self._every))
             if left:
                 # Not at every sign of life: each rank that waits reads the files of all. But when
