@@ -78,6 +78,7 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
         assert 2 * speed * run["step_seconds"] == pytest.approx(batch * LENGTH)
         assert sum(run["parts"].values()) == pytest.approx(1)
         assert run["parts"]["backward"] > 0
+        assert not {"validation", "checkpoint"} & run["parts"].keys(), "no part of an update"
         assert run["growth_collective_seconds"] > 0
         assert run["checkpoint_seconds"] > 0
         assert run["rank_spread_ratio"] >= 0
@@ -100,7 +101,7 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
 @pytest.mark.launcher
 def test_scaling_measures_one_of_weak_and_strong_alone(tmp_path: Path) -> None:
     run = str(run_file(tmp_path))
-    words = ("--gpus", "2", "--variants", "vanilla", "--updates", "1", "--intervals", "2")
+    words = ("--gpus", "2", "--variants", "vanilla", "--updates", "15", "--intervals", "2")
     done = bench("scaling", run, *words, "--global-batch", "8", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

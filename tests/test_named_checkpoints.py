@@ -9,7 +9,7 @@ import pytest
 import runs
 from made_checkpoints import write_checkpoint
 
-from sgt_ds.checkpoints import bytes_to_verify, verify
+from sgt_ds.checkpoints import bytes_to_verify, read_state, verify
 from sgt_ds.cli import main
 from sgt_ds.config import PRESETS
 from sgt_ds.model import Transformer
@@ -35,6 +35,24 @@ def test_a_checkpoint_of_another_shape_is_found_out_by_the_ranks(
         f"sgt-ds: {file}: model.num_layers: is 6, and 5 in {checkpoint}; set 5, or name another "
         "checkpoint\n"
     )
+    assert not (tmp_path / "run" / "logs").exists()
+
+
+def test_a_fork_with_nothing_left_to_train_is_found_out_at_its_end(
+    tmp_path: Path, capfd: Any
+) -> None:
+    parent = write_checkpoint(tmp_path / "parent", Transformer(PRESETS["tiny"]))
+    step = read_state(parent)["step"]
+    file = runs.write_run(
+        tmp_path / "run.yaml",
+        runs.write_data(tmp_path / "data"),
+        telemetry={"enabled": False},
+        training={"steps": step},
+        fork=str(parent),
+    )
+    assert main(["train", str(file)]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"sgt-ds: {file}: training.steps: {step} is not above the fork's step")
     assert not (tmp_path / "run" / "logs").exists()
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ LINKS = [200.0, 400.0]
 # Of a link's nominal speed, and of one hop between hosts: usual for RDMA, and no measurements.
 LINK_RATIO, HOP_MICROSECONDS = 0.85, 10.0
 BYTES_PER_GIGABIT = 1e9 / 8
+# Of a point that was measured: what the model says of others is worth no more.
+LARGE_ERROR = 0.1
 MEND = "give what that command printed with --num-gpus 1 2 or more"
 
 
@@ -108,6 +111,13 @@ def forecast(options: argparse.Namespace) -> None:
         return
     for variant, (checks, rows) in answers.items():
         _print_table(variant, checks, rows)
+        worst = max(abs(check["error_ratio"]) for check in checks)
+        if worst > LARGE_ERROR:
+            print(
+                f"warning: {variant}: the model misses a point that was measured by "
+                f"{100 * worst:.0f}%; measure again on an idle machine before you rely on this",
+                file=sys.stderr,
+            )
     print(
         f"FORECAST, not measured: {per_host} GPUs a host, collectives reach "
         f"{100 * options.link_ratio:g}% of a link, {options.hop_microseconds:g} µs a hop; "

@@ -123,11 +123,13 @@ def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWi
     Raises: UserError.
     """
     from sgt_ds.config import load_run_config
+    from sgt_ds.data import check_data
     from sgt_ds.launch import RunWish, gpu_words, variant
 
     for ranks in options.num_gpus:
         gpu_words(ranks)
     config = load_run_config(options.run, options.overrides)
+    check_data(config.data, config.model, config.evaluation)
     micro = config.training.micro_batch_size
     global_batch = {
         ranks: global_batch_size or micro * options.micro_batches * ranks

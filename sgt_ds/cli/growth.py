@@ -237,7 +237,10 @@ def freeze(options: argparse.Namespace) -> None:
     from sgt_ds.growth import request_freeze
 
     request = request_freeze(options.run)
-    print(f"asked {options.run} to freeze its growth; to withdraw it, remove {request}")
+    print(
+        f"asked {options.run} to freeze its growth; remove {request} to withdraw it before the run "
+        "heeds it, at its next update; after that `sgt-ds growth rollback` takes it back"
+    )
 
 
 def _add_run(parser: Parser, name: str) -> None:

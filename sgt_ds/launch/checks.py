@@ -54,6 +54,7 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
             raise UserError(config_file, key, f"{path} is no {what}; check the path")
         if isinstance(path, Path):
             check_architecture(config, config_file, path)
+    _check_steps(config, config_file)
     # Once saved, a run needs its start no more.
     if config.init is not None and not any(RunLayout(config.run_dir).checkpoints.glob("step-*")):
         check_start(config.init)
@@ -84,6 +85,22 @@ def check_hosts(config: RunConfig, target: Target) -> None:
             str(target.hostfile),
             f"line {host.line}",
             f"{host.name} {fault}{more if len(faults) > 1 else ''}",
+        )
+
+
+def _check_steps(config: RunConfig, config_file: str) -> None:
+    """Raises: UserError where a fork has nothing left to train."""
+    if not isinstance(config.fork, Path):
+        return
+    if any(RunLayout(config.run_dir).checkpoints.glob("step-*")):  # it goes on from its own
+        return
+    step = read_state(config.fork).get("step")
+    if isinstance(step, int) and step >= config.training.steps:
+        raise UserError(
+            config_file,
+            "training.steps",
+            f"{config.training.steps} is not above the fork's step {step}; they count from its "
+            f"parent's start, so give {step + 1} or more",
         )
 
 

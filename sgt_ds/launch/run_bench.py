@@ -27,6 +27,8 @@ from sgt_ds.progress import Progress
 
 SCRAPE_SECONDS = 0.5
 _COUNT = ("sgt_step_duration_seconds_count", ())
+# What a run spends time on between updates: at its end, as all of these do.
+_BESIDE = frozenset({"validation", "checkpoint"})
 _PEAK = ("sgt_gpu_memory_peak_bytes", ())
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -76,7 +78,7 @@ class RunFigures:
     rank_spread_ratio: float
     """Slowest rank's mean update over the quickest's, less one."""
     parts: dict[str, float]
-    """Share of each part of an update, mean of all ranks, whole run."""
+    """Share of each part of an update, mean of all ranks; no validation and no checkpoint."""
     growth_collective_seconds: float
     """Of growth's reduce and broadcast, per update, mean of all ranks."""
     checkpoint_seconds: float
@@ -231,7 +233,8 @@ def _figures(
         for (metric, labels), value in series.items():
             if metric == "sgt_step_part_seconds_total":
                 part = dict(labels)["part"]
-                parts[part] = parts.get(part, 0.0) + value
+                if part not in _BESIDE:
+                    parts[part] = parts.get(part, 0.0) + value
     spent = sum(parts.values()) or 1.0
     peaks = [series[_PEAK] for series in last if _PEAK in series]
     collectives = (series["sgt_growth_collective_seconds_total", ()] for series in timed)
