@@ -246,50 +246,28 @@ def test_https_is_read_without_a_look_at_the_certificate(
 
 
 def test_s3_objects_read_otherwise_than_files(
-    corpus: Path,
-    local: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
+    corpus: Path, local: dict[str, str], tmp_path: Path, s3: Any, capsys: Any
 ) -> None:
-    """Against moto's server, which speaks S3 over HTTP."""
-    pytest.importorskip("s3fs")
-    pytest.importorskip("flask_cors")
-    boto3 = pytest.importorskip("boto3")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="shelf")
-        for name in NAMES:
-            client.upload_file(str(corpus / name), "shelf", f"en/{name}")
-        command = arguments(corpus, tmp_path / "out", "s3://shelf/en/c4.*")
-        assert main(command) == 0
-        assert digests(tmp_path / "out") == local
-        capsys.readouterr()
-        assert main(arguments(corpus, tmp_path / "no", "s3://shelf/en/x*")) == 2
-        assert "no such file" in capsys.readouterr().err
+    for name in NAMES:
+        s3.upload_file(str(corpus / name), "shelf", f"en/{name}")
+    command = arguments(corpus, tmp_path / "out", "s3://shelf/en/c4.*")
+    assert main(command) == 0
+    assert digests(tmp_path / "out") == local
+    capsys.readouterr()
+    assert main(arguments(corpus, tmp_path / "no", "s3://shelf/en/x*")) == 2
+    assert "no such file" in capsys.readouterr().err
 
-        # An attempt that a damaged object ends; then a finished one changes, at the same size.
-        body = (corpus / "c4.2.json").read_bytes()
-        client.put_object(Bucket="shelf", Key="de/b.json", Body=body)
-        client.put_object(Bucket="shelf", Key="de/a.json", Body=b"{\n")
-        other = arguments(corpus, tmp_path / "other", "s3://shelf/de/*")
-        assert main(other) == 2
-        assert (
-            "s3://shelf/de/a.json: line 1: is not JSON" in capsys.readouterr().err.splitlines()[-1]
-        )
-        client.put_object(Bucket="shelf", Key="de/b.json", Body=body.replace(b"End.", b"end.", 1))
-        assert main(other) == 2
-        line = capsys.readouterr().err.splitlines()[-1]
-        assert "s3://shelf/de/b.json: has changed since an earlier attempt" in line
-    finally:
-        server.stop()
+    # An attempt that a damaged object ends; then a finished one changes, at the same size.
+    body = (corpus / "c4.2.json").read_bytes()
+    s3.put_object(Bucket="shelf", Key="de/b.json", Body=body)
+    s3.put_object(Bucket="shelf", Key="de/a.json", Body=b"{\n")
+    other = arguments(corpus, tmp_path / "other", "s3://shelf/de/*")
+    assert main(other) == 2
+    assert "s3://shelf/de/a.json: line 1: is not JSON" in capsys.readouterr().err.splitlines()[-1]
+    s3.put_object(Bucket="shelf", Key="de/b.json", Body=body.replace(b"End.", b"end.", 1))
+    assert main(other) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "s3://shelf/de/b.json: has changed since an earlier attempt" in line
 
 
 def test_a_missing_package_is_a_traceback_or_not_named(corpus: Path, tmp_path: Path) -> None:

@@ -175,24 +175,11 @@ def test_shards_are_fetched_twice_or_one_after_another_or_waits_are_not_counted(
 
 
 @pytest.fixture
-def bucket(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The set behind moto's server, which speaks S3 over HTTP."""
-    pytest.importorskip("s3fs")
-    pytest.importorskip("flask_cors")
-    boto3 = pytest.importorskip("boto3")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="shelf")
+def bucket(stored: Path, s3: Any) -> str:
+    """The set in an S3 bucket."""
     for path in stored.iterdir():
-        client.upload_file(str(path), "shelf", f"c4/{path.name}")
-    yield "s3://shelf/c4"
-    server.stop()
+        s3.upload_file(str(path), "shelf", f"c4/{path.name}")
+    return "s3://shelf/c4"
 
 
 def test_a_copy_that_rots_in_the_cache_is_trained_on(

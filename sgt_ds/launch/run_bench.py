@@ -25,7 +25,7 @@ from sgt_ds.launch.bench_launch import launch_one, make_scratch, setting_words
 from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
 
-SCRAPE_SECONDS = 0.5
+SCRAPE_SECONDS, FIRST_SCRAPE_SECONDS = 0.5, 0.05
 _COUNT = ("sgt_step_duration_seconds_count", ())
 # What a run spends time on between updates: at its end, as all of these do.
 _BESIDE = frozenset({"validation", "checkpoint"})
@@ -289,7 +289,8 @@ class _Scraper:
         return found
 
     def _scrape(self, port: int) -> None:
-        while not self._ended.wait(SCRAPE_SECONDS):
+        # A short run's exporter is up for less than a usual pause.
+        while not self._ended.wait(SCRAPE_SECONDS if port in self.last else FIRST_SCRAPE_SECONDS):
             # Not up yet, or gone already.
             with suppress(OSError, ValueError):
                 address = f"http://127.0.0.1:{port}/metrics"
