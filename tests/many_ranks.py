@@ -6,8 +6,8 @@
 In fp32 Θ must be the same at every number of ranks, hash by hash, and losses within 1e-6 over 20
 updates; in bf16 every journal must lead to its own decisions, and the first that differs is told
 with its margin. A run saved at the most ranks goes on at half as many, and back. At last one of the
-most ranks is killed while layers grow: the run must stop, resume, and have the same journal. Prints a line
-for each; exit status 1 where one does not hold.
+most ranks is killed while layers grow: the run must stop, resume, and have the same journal. Prints
+a line for each; exit status 1 where one does not hold.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from sgt_ds.progress import Progress
 
 SCRAPE_SECONDS, FIRST_SCRAPE_SECONDS = 0.5, 0.05
 _COUNT = ("sgt_step_duration_seconds_count", ())
-# What a run spends time on between updates: at its end, as all of these do.
+# No parts of an update: these runs do both once, at their end.
 _BESIDE = frozenset({"validation", "checkpoint"})
 _PEAK = ("sgt_gpu_memory_peak_bytes", ())
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
