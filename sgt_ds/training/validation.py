@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from sgt_ds.data import MicroBatch
 from sgt_ds.model import LoopInputs
@@ -36,18 +37,29 @@ class ValidationLoss:
         totals = torch.zeros(2, dtype=torch.float64, device=device)
         for sample in self._batches():
             tokens, document_starts = sample.to(device)
-            # With gradients and entropies on, as in training: the compiled blocks of the training
-            # step serve, and nothing is compiled a second time.
-            output = self._model(
-                tokens[:, :-1],
-                tokens[:, 1:],
-                loops=loops,
-                measure=True,
-                document_starts=document_starts,
-            )
-            totals[0] += output.loss.detach().double() * len(tokens)
+            loss = self._loss(tokens, loops, document_starts)
+            totals[0] += loss.double() * len(tokens)
             totals[1] += len(tokens)
         totals = totals.cpu()  # here this rank's own work ends
         with self._heartbeat.waiting():
             dist.all_reduce(totals, group=self._ranks.host_group)
         return float(totals[0] / totals[1])
+
+    def _loss(
+        self, tokens: Tensor, loops: Mapping[int, LoopInputs], document_starts: Tensor | None
+    ) -> Tensor:
+        """Mean loss of one micro-batch, without its graph: two of them would not fit a GPU that one
+        training step fills.
+
+        With gradients and entropies on, as in training: the compiled blocks of the training step
+        serve, and nothing is compiled a second time.
+        """
+        output = self._model(
+            tokens[:, :-1],
+            tokens[:, 1:],
+            loops=loops,
+            measure=True,
+            document_starts=document_starts,
+        )
+        loss: Tensor = output.loss.detach()
+        return loss
