@@ -1,7 +1,8 @@
 """How often a cache changes a greedy text in bfloat16: loops beside stock LLaMA of the same shape.
 
-Run by hand: `python tests/cached_bf16.py`. 200 prompts of 16 tokens, 24 more each; the prompt in one
-go, in chunks of five, and token by token. The same weights; a text counts once, however it differs.
+Run by hand, on a GPU where there is one: `python tests/cached_bf16.py`. 200 prompts of 16 tokens, 24
+more each; the prompt in one go, in chunks of five, and token by token. The same weights; a text
+counts once, however it differs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from transformers import LlamaForCausalLM
 
 from sgt_ds.inference.hf.modeling_sgt import SgtConfig, SgtForCausalLM
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PROMPTS, LENGTH, NEW, BATCH = 200, 16, 24, 20
 DEEP = {"depth": 3, "heads": [0, 3], "scope": "attention"}
 CASES: dict[str, dict[str, Any]] = {
@@ -43,14 +45,15 @@ def model(loops: dict[str, Any], seed: int) -> Any:
         loops=loops,
     )
     torch.manual_seed(seed)
-    return (SgtForCausalLM if loops else LlamaForCausalLM)(config).bfloat16().eval()
+    speaker = (SgtForCausalLM if loops else LlamaForCausalLM)(config)
+    return speaker.to(DEVICE, torch.bfloat16).eval()
 
 
 def mismatches(loops: dict[str, Any], seed: int) -> dict[str, int]:
     """Texts of 200 that a cache changes, by the way of filling it."""
     speaker, found = model(loops, seed), dict.fromkeys(WAYS, 0)
     generator = torch.Generator().manual_seed(seed)
-    prompts = torch.randint(1, 512, (PROMPTS, LENGTH), generator=generator)
+    prompts = torch.randint(1, 512, (PROMPTS, LENGTH), generator=generator).to(DEVICE)
     for ids in prompts.split(BATCH):
         common = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW}
         common |= {"do_sample": False}
