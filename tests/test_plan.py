@@ -291,6 +291,7 @@ def test_activations_that_depart_from_what_a_gpu_allocated(row: tuple[Any, ...])
         precision=precision,
         compiled=compiled,
         activation_checkpointing=checkpointed,
+        reduce_bucket_size=50_000_000,
     )
     passes = {} if own is None else dict.fromkeys((1, 2, 3), own)
     memory = memory_per_rank(model, 4096, layout, [passes])
@@ -330,6 +331,7 @@ def test_peak_that_departs_from_what_training_allocated(row: tuple[Any, ...]) ->
         precision=precision,
         compiled=compiled,
         activation_checkpointing=checkpointed,
+        reduce_bucket_size=50_000_000,
     )
     passes = {} if own is None else dict.fromkeys((1, 2, 3), own)
     memory = memory_per_rank(PRESETS[preset], 4096, layout, [passes])

@@ -40,7 +40,7 @@ class Layout:
     """Blocks and loss compiled: neighbouring element-wise work keeps no intermediate."""
     activation_checkpointing: bool = False
     """Only each block's input is kept."""
-    reduce_bucket_size: int = 50_000_000
+    reduce_bucket_size: int = 200_000_000
     """Elements of one gradient bucket of ZeRO-2; by default as in ds_configs/zero2_bf16.json."""
     overlap_comm: bool = True
     """Two buckets instead of one."""

@@ -22,13 +22,6 @@ from sgt_ds.errors import UserError
 # Two graphs a case, a batch and a kind of pass; dynamo's own 8 would fall back to eager.
 _MAX_GRAPHS = 64
 
-# One launch a token, and products of one row as reductions tuned for the card: the library's own leave
-# half of its bandwidth unused.
-_GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
-    "triton.cudagraphs": True,
-    "coordinate_descent_tuning": True,
-}
-
 # Tokens that a case decodes before the next one's turn: what else the machine does hits all alike.
 _TURN = 8
 
@@ -210,12 +203,12 @@ class _Runner:
         if setting.compiled:
             dynamo = torch._dynamo.config
             dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
-            options = _GPU_OPTIONS if setting.device.type == "cuda" else None
+            mode = "reduce-overhead" if setting.device.type == "cuda" else None
             self._step = torch.compile(
                 self._plain_step,
                 fullgraph=True,
                 dynamic=False,
-                options=options,
+                mode=mode,
                 backend=setting.backend,
             )
 
