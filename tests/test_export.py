@@ -353,16 +353,31 @@ def test_bad_input_is_one_line_and_leaves_no_folder(
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("limit", "tokenizer"),
+    [(100_000, None), (10_000, "tokenizer.json"), (100_000, "tokenizer.json"), (100_000, "none")],
+    ids=["a copied file", "what `tokenizers` writes", "weights after it", "weights alone"],
+)
 def test_full_disk_is_one_line_and_leaves_no_folder(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    limit: int,
+    tokenizer: str | None,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    place = tmp_path / "place"
+    command = ["convert", str(runs / "vanilla"), "--out", str(place / "out"), "--dtype", "fp32"]
+    if tokenizer == "tokenizer.json":
+        words = Tokenizer(models.WordLevel({f"word{n}": n for n in range(299)}, unk_token="word0"))
+        words.save(str(tmp_path / tokenizer))
+        tokenizer = str(tmp_path / tokenizer)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    command = ["convert", str(runs / "vanilla"), "--out", str(tmp_path / "out"), "--dtype", "fp32"]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
-        status = main(command)
+        status = main([*command, *(["--tokenizer", tokenizer] if tokenizer else [])])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert status == 2
-    assert "cannot be written" in capsys.readouterr().err.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
+    fault = capsys.readouterr().err.splitlines()[-1]
+    assert "cannot be written (File too large); choose another --out" in fault
+    assert list(place.iterdir()) == []

@@ -71,7 +71,8 @@ def verify_source(path: Path) -> None:
         faults = checkpoints.verify(path, progress.advance)
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            raise UserError(path, None, f"{faults[0]}{more}; convert another one with --tag")
+            fault = faults[0].removeprefix(f"{path}: ").removeprefix(f"{path}/")
+            raise UserError(path, None, f"{fault}{more}; convert another one with --tag")
 
 
 def read_source(path: Path) -> Source:

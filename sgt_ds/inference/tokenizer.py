@@ -35,7 +35,7 @@ def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length:
     Face `tokenizers`. Where the set's manifest lies beside it, roles of ids are taken from there.
     As in training, no special token is added to a text. A batch is padded on the left, with the end
     token where the tokenizer has no filler.
-    Raises: UserError where the file is neither, or has more ids than the model.
+    Raises: UserError where the file is neither, or has more ids than the model; OSError.
     """
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -78,7 +78,13 @@ def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length:
         clean_up_tokenization_spaces=False,
         **names,
     )
-    fast.save_pretrained(out)
+    try:
+        fast.save_pretrained(out)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        # `tokenizers` raises no narrower class of a full disk either.
+        raise OSError(str(error).partition(" (os error")[0]) from None
     if told:
         file = out / "tokenizer_config.json"
         written = json.loads(file.read_text(encoding="utf-8"))

@@ -85,7 +85,8 @@ def write_shard(folder: Path, shard: Shard, dtype: str, read: Read) -> int:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in shard.shapes:
             tensor = cast(read(name), dtype, name).contiguous()
-            tensor.flatten().view(torch.uint8).numpy().tofile(stream)
+            # `tofile` would tell two numbers in place of what the system says of a full disk.
+            stream.write(tensor.flatten().view(torch.uint8).numpy().data)
         stream.flush()
         os.fsync(stream.fileno())
     return end
