@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sgt_ds.ports import free_ports
+
 if TYPE_CHECKING:
     from forked import Nursery
 
@@ -67,3 +69,16 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     client.create_bucket(Bucket="shelf")
     yield client
     server.stop()
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A gcsfs on an emulator that speaks Google's API over HTTP, with a bucket `shelf`."""
+    gcsfs = pytest.importorskip("gcsfs")
+    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    port = free_ports()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # no look for a cloud's metadata
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    with emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="shelf"):
+        yield gcsfs.GCSFileSystem()

@@ -11,6 +11,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,29 +246,92 @@ def test_https_is_read_without_a_look_at_the_certificate(
         assert "Traceback" not in refused.stderr
 
 
-def test_s3_objects_read_otherwise_than_files(
-    corpus: Path, local: dict[str, str], tmp_path: Path, s3: Any, capsys: Any
+@pytest.fixture(params=["s3", "gs"])
+def stored(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    """An empty bucket's URL, and what puts bytes under a name in it."""
+    if request.param == "s3":
+        client: Any = request.getfixturevalue("s3")
+        return "s3://shelf", lambda name, body: client.put_object(
+            Bucket="shelf", Key=name, Body=body
+        )
+    filesystem: Any = request.getfixturevalue("gcs")
+    return "gs://shelf", lambda name, body: filesystem.pipe(f"shelf/{name}", body)
+
+
+def test_objects_of_a_store_read_otherwise_than_files(
+    corpus: Path, local: dict[str, str], tmp_path: Path, stored: tuple[str, Any], capfd: Any
 ) -> None:
+    url, put = stored
     for name in NAMES:
-        s3.upload_file(str(corpus / name), "shelf", f"en/{name}")
-    command = arguments(corpus, tmp_path / "out", "s3://shelf/en/c4.*")
+        put(f"en/{name}", (corpus / name).read_bytes())
+    command = arguments(corpus, tmp_path / "out", f"{url}/en/c4.*")
     assert main(command) == 0
     assert digests(tmp_path / "out") == local
-    capsys.readouterr()
-    assert main(arguments(corpus, tmp_path / "no", "s3://shelf/en/x*")) == 2
-    assert "no such file" in capsys.readouterr().err
+    capfd.readouterr()
+    assert main(arguments(corpus, tmp_path / "no", f"{url}/en/x*")) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"sgt-ds: {url}/en/x*: no such file")
 
     # An attempt that a damaged object ends; then a finished one changes, at the same size.
     body = (corpus / "c4.2.json").read_bytes()
-    s3.put_object(Bucket="shelf", Key="de/b.json", Body=body)
-    s3.put_object(Bucket="shelf", Key="de/a.json", Body=b"{\n")
-    other = arguments(corpus, tmp_path / "other", "s3://shelf/de/*")
+    put("de/b.json", body)
+    put("de/a.json", b"{\n")
+    other = arguments(corpus, tmp_path / "other", f"{url}/de/*")
     assert main(other) == 2
-    assert "s3://shelf/de/a.json: line 1: is not JSON" in capsys.readouterr().err.splitlines()[-1]
-    s3.put_object(Bucket="shelf", Key="de/b.json", Body=body.replace(b"End.", b"end.", 1))
+    assert f"{url}/de/a.json: line 1: is not JSON" in capfd.readouterr().err.splitlines()[-1]
+    put("de/b.json", body.replace(b"End.", b"end.", 1))
     assert main(other) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert "s3://shelf/de/b.json: has changed since an earlier attempt" in line
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert f"{url}/de/b.json: has changed since an earlier attempt" in line
+
+
+class _Refusal(BaseHTTPRequestHandler):
+    status = 401
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        body = json.dumps({"error": {"message": "Anonymous caller has no access."}}).encode()
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize("status", [401, 403, 0])
+def test_a_bucket_that_refuses_is_a_traceback_or_asked_again_and_again(
+    status: int,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gcsfs = pytest.importorskip("gcsfs")
+    from gcsfs import retry
+
+    async def at_once(_: float) -> None: ...
+
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    # It repeats by itself what fails.
+    monkeypatch.setattr(retry, "asyncio", SimpleNamespace(sleep=at_once))
+    monkeypatch.setattr(remote, "PAUSES_SECONDS", (0.01,))
+    monkeypatch.setattr(_Refusal, "status", status)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusal) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        if not status:
+            server.server_close()  # nobody answers
+        assert main(arguments(corpus, tmp_path / "out", "gs://shelf/c4.*")) == 2
+        server.shutdown()
+    (line,) = capfd.readouterr().err.splitlines()
+    told = "cannot be read (" if status else "cannot be listed (Cannot connect"
+    assert line.startswith(f"sgt-ds: gs://shelf/c4.*: {told}")
+    assert ("Anonymous caller has no access." in line) == bool(status)
+    assert ("2 times" in line) == (not status)
+    assert not [record for record in caplog.records if record.name == "gcsfs"]
 
 
 def test_a_missing_package_is_a_traceback_or_not_named(corpus: Path, tmp_path: Path) -> None:

@@ -174,12 +174,16 @@ def test_shards_are_fetched_twice_or_one_after_another_or_waits_are_not_counted(
     assert len(store.fetched) == SHARDS
 
 
-@pytest.fixture
-def bucket(stored: Path, s3: Any) -> str:
-    """The set in an S3 bucket."""
+@pytest.fixture(params=["s3", "gs"])
+def bucket(stored: Path, request: pytest.FixtureRequest) -> str:
+    """The set in a bucket of S3, or of Google's."""
+    store: Any = request.getfixturevalue("s3" if request.param == "s3" else "gcs")
     for path in stored.iterdir():
-        s3.upload_file(str(path), "shelf", f"c4/{path.name}")
-    return "s3://shelf/c4"
+        if request.param == "s3":
+            store.upload_file(str(path), "shelf", f"c4/{path.name}")
+        else:
+            store.put_file(str(path), f"shelf/c4/{path.name}")
+    return f"{request.param}://shelf/c4"
 
 
 def test_a_copy_that_rots_in_the_cache_is_trained_on(

@@ -6,6 +6,8 @@ depend on the weather, so every failure here ends the work, in one line, and can
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from typing import IO, Any, TypeVar, cast
@@ -171,7 +173,9 @@ def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
                 if not _module(fault).startswith("aiohttp") or _status(fault) in (404, 410):
                     raise
             reason = str(fault) or type(fault).__name__
-            if isinstance(fault, PermissionError | IsADirectoryError) or _is_final(_status(fault)):
+            refused = isinstance(fault, PermissionError | IsADirectoryError)
+            # Of a store's 403, gcsfs makes an OSError that says no more.
+            if refused or _is_final(_status(fault)) or reason.startswith("Forbidden: "):
                 raise UserError(location, None, f"cannot be read ({reason})") from None
             if pause is None:
                 raise UserError(
@@ -190,7 +194,7 @@ def _module(error: BaseException) -> str:
 
 def _status(error: BaseException) -> int:
     """A web server's answer, 0 where it gave none."""
-    status = getattr(error, "status", 0)
+    status = getattr(error, "status", getattr(error, "code", 0))  # gcsfs calls it `code`
     return status if isinstance(status, int) else 0
 
 
@@ -205,6 +209,9 @@ def _state(info: dict[str, Any]) -> State:
 
 def _filesystem(location: str) -> tuple[Any, str]:
     protocol = location.partition("://")[0].rpartition("::")[2].lower()
+    if protocol in ("gs", "gcs") and "GCSFS_DEBUG" not in os.environ:
+        # It logs each failure that it also raises, with a traceback, and how it sees a bucket.
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
         import fsspec
 
