@@ -9,7 +9,7 @@ DATA ?=
 # How many test files at a time, each with processes of its own.
 WORKERS ?= 2
 
-.PHONY: install demo test check format lint types bench services storm faults clean
+.PHONY: install demo test check format lint types bench services storm faults floor clean
 
 install: $(STAMP)
 
@@ -49,6 +49,14 @@ types: $(STAMP)
 # Every fault on two hosts (of namespaces: needs root), as a table; 20 minutes on 2 cores.
 faults: $(STAMP) services
 	PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python tests/faults.py $(FAULTS)
+
+# Exports with the oldest transformers that pyproject.toml allows, in a .venv of its own.
+FLOOR := .venv-floor
+floor:
+	$(MAKE) VENV=$(FLOOR) install
+	$(FLOOR)/bin/python -m pip install --quiet 'transformers==5.23.*'
+	PATH="$(abspath $(FLOOR)/bin):$$PATH" $(FLOOR)/bin/python -m pytest \
+	  --numprocesses $(WORKERS) --dist loadfile $$(grep -lE 'transformers|convert|inference|lm_eval' tests/test_*.py)
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/sgt-ds bench step --preset demo --k-max 2 --rounds 20

@@ -2,14 +2,18 @@
 # Loads exports and generates in a virtual environment that holds torch, transformers and safetensors
 # only, as someone has it who was given nothing but the folders. Downloads torch.
 # Usage: tests/fresh_venv.sh EXPORT... (folders that `sgt-ds convert` wrote, with a tokenizer)
+# TRANSFORMERS=5.23.0 takes that version in place of the one that the tests run with.
 set -eu
 
 [ $# -gt 0 ] || { sed -n 's/^# //p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")/.." && pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
+cp "$here/constraints.txt" "$place/"
+[ -z "${TRANSFORMERS:-}" ] ||
+    sed -i "s/^transformers==.*/transformers==$TRANSFORMERS/" "$place/constraints.txt"
 "${PYTHON:-python3}" -m venv "$place/venv"
-"$place/venv/bin/pip" install --quiet --constraint "$here/constraints.txt" torch transformers safetensors
+"$place/venv/bin/pip" install --quiet --constraint "$place/constraints.txt" torch transformers safetensors
 folders=""
 for folder in "$@"; do folders="$folders $(cd "$folder" && pwd)"; done
 cd "$place"
