@@ -53,3 +53,11 @@ class StateMismatch(SgtError):
     """Ranks hold different architectural states, or weights; the message names the ranks."""
 
     everywhere = True
+
+
+class LostPeer(SgtError):
+    """A rank that this one talks to has gone."""
+
+
+class NotMet(SgtError):
+    """Ranks did not meet at the start, or one went meanwhile: who is to blame can't be told."""

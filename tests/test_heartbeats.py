@@ -16,11 +16,14 @@ import pytest
 import runs
 from torch.distributed import TCPStore
 
+from sgt_ds.errors import LostPeer, NotMet
 from sgt_ds.launch import watch
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.heartbeats import Beat
-from sgt_ds.training import heartbeat
-from sgt_ds.training.heartbeat import LostPeer, NotMet
+from sgt_ds.training import lost_peers, minders
+from sgt_ds.training.heartbeat import Heartbeat
+from sgt_ds.training.minders import Minders
+from sgt_ds.training.part_limits import PartLimits
 
 
 def beat(rank: int, part: str = "reduce", count: int = 20, **values: object) -> Beat:
@@ -85,12 +88,12 @@ def test_a_hang_is_told_long_after_the_limit_of_its_part(
     def end(status: int) -> None:
         raise SystemExit(status)
 
-    heart = heartbeat.Heartbeat(tmp_path, 0, hang_seconds=50, patient_seconds=600)
+    heart = Heartbeat(tmp_path, 0, hang_seconds=50, patient_seconds=600)
     monkeypatch.setattr(os, "_exit", end)
     heart.update(0, ())
     heart.update(1, ())
     heart.enter("forward")
-    heart._paces["forward"] = limit
+    heart._limits._paces["forward"] = limit
     looks: list[float] = [0.0]
 
     def stand_still() -> None:
@@ -207,14 +210,15 @@ def test_a_launch_in_the_place_of_one_that_hung_is_left_alone(tmp_path: Path) ->
 
 def test_slow_data_of_one_rank_does_not_end_those_that_wait_for_it(tmp_path: Path) -> None:
     limit = 8.0
-    ranks = [rank(tmp_path, number, "wait", limit=limit, part="data") for number in (1, 0)]
+    slow, waiting = (rank(tmp_path, number, "wait", limit=limit, part="data") for number in (1, 0))
     deadline = time.monotonic() + 60
     while all(one.seconds <= limit + 1 for one, _ in heartbeats.read_beats(tmp_path)):
-        assert [process.poll() for process in ranks] == [None, None]
+        assert (slow.poll(), waiting.poll()) == (None, None)
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert [process.communicate("go on\n", timeout=60)[1] for process in ranks] == ["", ""]
-    assert [process.returncode for process in ranks] == [0, 0]
+    for process in (waiting, slow):  # who waits must not outlive the one that it waits for
+        assert process.communicate("go on\n", timeout=60)[1] == ""
+        assert process.returncode == 0
 
 
 def test_ranks_are_silent_only_where_the_supervisor_could_have_heard_them(
@@ -244,17 +248,18 @@ def until(truth: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_a_supervisor_that_was_suspended_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeat, "SUPERVISOR_SECONDS", 1.5)
+def test_a_supervisor_that_was_suspended_is_back(tmp_path: Path) -> None:
     heartbeats.write_supervisor(tmp_path)
     os.utime(tmp_path / heartbeats.SUPERVISOR_FILE, (1, 1))  # hosts' clocks need not agree
-    with heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=60) as heart:
-        assert not heart.launcher_lost
-        until(lambda: heart.launcher_lost)
-        heartbeats.renew_supervisor(tmp_path)
-        until(lambda: not heart.launcher_lost)
+    looks = Minders(tmp_path, launched=False)
+    lost = []
+    for seconds in (2, minders.SUPERVISOR_SECONDS, 1):
+        looks.look(seconds)
+        lost.append(looks.lost)
+    assert lost == [False, False, True]
+    heartbeats.renew_supervisor(tmp_path)
+    looks.look(1)
+    assert not looks.lost
 
 
 def test_a_supervisor_that_was_killed_is_missed_at_once_by_ranks_that_ssh_started(
@@ -264,8 +269,8 @@ def test_a_supervisor_that_was_killed_is_missed_at_once_by_ranks_that_ssh_starte
     with subprocess.Popen(waits) as supervisor:
         name = f"{supervisor.pid} {os.uname().nodename}\n"
         (tmp_path / heartbeats.SUPERVISOR_FILE).write_text(name)
-        with heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=60) as heart:
-            until(lambda: not heart._seeks_supervisor)
+        with Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=60) as heart:
+            until(lambda: not heart._minders._seeks_supervisor)
             assert not heart.launcher_lost
             supervisor.kill()
             until(lambda: heart.launcher_lost)
@@ -294,12 +299,12 @@ def test_another_rank_is_blamed_only_where_the_cause_says_so(
     part: str,
     raises: type[Exception],
 ) -> None:
-    monkeypatch.setattr(heartbeat.log, "propagate", True)
-    heart = heartbeat.Heartbeat(tmp_path, 0, world_size=ranks, hang_seconds=60, patient_seconds=60)
+    monkeypatch.setattr(lost_peers.log, "propagate", True)
+    heart = Heartbeat(tmp_path, 0, world_size=ranks, hang_seconds=60, patient_seconds=60)
     heart.enter(part)
     with (
         pytest.raises(raises) as raised,
-        heartbeat.lost_peers_told(heart),
+        lost_peers.lost_peers_told(heart),
     ):
         raise RuntimeError(said)
     if raises is not RuntimeError:
@@ -341,25 +346,23 @@ def test_ranks_that_do_not_meet_end_in_a_librarys_traceback(tmp_path: Path) -> N
 def test_a_rank_whose_launcher_was_gone_before_it_looked_trains_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {"hang_seconds": 60, "patient_seconds": 60}
-    assert not heartbeat.Heartbeat(tmp_path, 0, launched=True, **limits).launcher_lost
-    monkeypatch.setattr(heartbeat.os, "getppid", lambda: 1)
-    assert heartbeat.Heartbeat(tmp_path, 0, launched=True, **limits).launcher_lost
-    assert not heartbeat.Heartbeat(tmp_path, 0, **limits).launcher_lost, "started by hand"
+    assert not Minders(tmp_path, launched=True).lost
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert Minders(tmp_path, launched=True).lost
+    assert not Minders(tmp_path, launched=False).lost, "started by hand"
 
 
-def test_a_slow_disk_of_reports_or_the_first_reduction_is_a_hang(tmp_path: Path) -> None:
-    heart = heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=600)
-    limits = []
-    for step, part in enumerate(("reduce", "reduce", "report", "growth")):
-        heart.update(step, "shape")
-        heart.enter(part)
-        limits.append(heart._limit)
-    assert limits == [600, 60, 600, 60]
+def test_a_slow_disk_of_reports_or_the_first_reduction_is_a_hang() -> None:
+    limits, found = PartLimits(60, 600), []
+    for part in ("reduce", "reduce", "report", "growth"):
+        limits.update("shape")
+        limits.enter(part)
+        found.append(limits.limit_seconds)
+    assert found == [600, 60, 600, 60]
 
 
 def test_a_save_that_holds_up_signs_of_life_is_silence(tmp_path: Path) -> None:
-    heart = heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=600)
+    heart = Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=600)
     heart.enter("data")
 
     def told() -> float:
@@ -372,17 +375,16 @@ def test_a_save_that_holds_up_signs_of_life_is_silence(tmp_path: Path) -> None:
     assert told() == 600
 
 
-def test_a_slow_machine_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_machine_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])
-    heart = heartbeat.Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=600)
-    limits = []
-    for step, seconds in enumerate((40, 20, 20, 70, 1)):
-        heart.update(step, "shape")
-        heart.enter("forward")
-        limits.append(heart._limit)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    limits, found = PartLimits(60, 600), []
+    for seconds in (40, 20, 20, 70, 1):
+        limits.update("shape")
+        limits.enter("forward")
+        found.append(limits.limit_seconds)
         clock[0] += seconds
-        heart.enter("reduce")
+        limits.enter("reduce")
         clock[0] += 100  # others were late: no pace of this rank
-    assert limits == [600, 80, 200, 200, 600]
-    assert heart._limit == 60
+    assert found == [600, 80, 200, 200, 600]
+    assert limits.limit_seconds == 60

@@ -103,6 +103,14 @@ def renew_supervisor(folder: Path) -> float:
     return path.stat().st_mtime
 
 
+def written_at(path: Path) -> float | None:
+    """When a file was written, by the file system's clock; None where it is not there."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
 def supervisor_here(folder: Path) -> int | None:
     """The supervisor's process id, where it runs on this host."""
     said = (folder / SUPERVISOR_FILE).read_text(encoding="utf-8", errors="replace")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sgt_ds.training.build import build_trainer, run
     from sgt_ds.training.engine import Ranks, join_ranks, leave_ranks
     from sgt_ds.training.exporter_bench import ExporterBench, bench_exporter
-    from sgt_ds.training.heartbeat import Heartbeat, lost_peers_told
+    from sgt_ds.training.heartbeat import Heartbeat
+    from sgt_ds.training.lost_peers import lost_peers_told
     from sgt_ds.training.rollback import RolledBack, roll_back
     from sgt_ds.training.saving_bench import SavingBench, bench_saving
     from sgt_ds.training.trainer import Trainer
@@ -55,7 +56,7 @@ _NEEDS_TORCH = {
     "build_trainer": "build",
     "join_ranks": "engine",
     "leave_ranks": "engine",
-    "lost_peers_told": "heartbeat",
+    "lost_peers_told": "lost_peers",
     "roll_back": "rollback",
     "run": "build",
 }

@@ -1,0 +1,85 @@
+"""Whether anybody still minds this rank: what launched it, and the supervisor of its run.
+
+Knows no part of an update, and ends nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from sgt_ds.telemetry import heartbeats
+
+# `sgt-ds train` gives a sign every two seconds. It may be suspended, or the shared directory stand
+# still; after this silence, as this rank sees it, nobody minds the run any more.
+SUPERVISOR_SECONDS = 120.0
+# What starts ranks, as it stands at the beginning of command lines: a program or a module.
+_LAUNCHERS = frozenset(
+    {
+        *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+        *("sgt-ds", "sgt_ds", "sgt_ds.launch.multinode", "sgt_ds.launch.node"),
+        *("mpirun", "mpiexec", "orted", "prterun", "prted"),
+    }
+)
+
+
+class Minders:
+    """The launchers above this rank, by their processes; the supervisor, by that or its signs of life.
+
+    `folder`: where the supervisor gives them. `launched`: whether a launcher must stand above.
+    """
+
+    def __init__(self, folder: Path, *, launched: bool) -> None:
+        self._folder = folder
+        self._processes = list(_launchers(os.getppid()))
+        # A launcher that is gone already has left its ranks to the first process.
+        self.launcher_ended = launched and os.getppid() == 1
+        """Whether a launcher, or the supervisor on this host, has ended."""
+        self._seeks_supervisor = True
+        self._sign: float | None = None  # when the supervisor gave its last one
+        self._unminded_seconds = 0.0
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody minds this rank any more."""
+        return self.launcher_ended or self._unminded_seconds > SUPERVISOR_SECONDS
+
+    def look(self, seconds: float) -> None:
+        """Look at them. `seconds`: since the last look.
+
+        Raises: OSError where the folder does not answer.
+        """
+        sign = heartbeats.written_at(self._folder / heartbeats.SUPERVISOR_FILE)
+        if sign is not None and sign == self._sign:
+            self._unminded_seconds += seconds
+        else:
+            self._sign, self._unminded_seconds = sign, 0.0
+        if self._seeks_supervisor and sign is not None:
+            # Between it and ranks that ssh has started stands no parent that they could watch.
+            self._seeks_supervisor = False
+            if pid := heartbeats.supervisor_here(self._folder):
+                self._processes += islice(_launchers(pid), 1)
+        ended, _, _ = select.select(self._processes, [], [], 0)
+        self.launcher_ended |= bool(ended)
+
+
+def _launchers(pid: int) -> Iterator[int]:
+    """A pidfd of each launcher from `pid` upwards: itself, its parent, as far as they are known.
+
+    What stands above them, a shell or an sshd, may end before them for good reasons.
+    """
+    while pid > 1:
+        try:
+            descriptor = os.pidfd_open(pid)
+            command = (Path("/proc") / str(pid) / "cmdline").read_text(errors="replace")
+            status = (Path("/proc") / str(pid) / "stat").read_text(errors="replace")
+        except OSError:
+            return
+        if not any(Path(word).name in _LAUNCHERS for word in command.split("\0")[:5]):
+            os.close(descriptor)
+            return
+        yield descriptor
+        pid = int(status.rpartition(")")[2].split()[1])
