@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -206,6 +207,27 @@ def test_a_launch_in_the_place_of_one_that_hung_is_left_alone(tmp_path: Path) ->
     assert process.returncode == 0
     [(last, _)] = heartbeats.read_beats(tmp_path)
     assert last.end == "done"
+
+
+def test_a_rank_that_ended_well_died_where_its_last_sign_but_one_came_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that others keep busy: the thread is still at a sign of life when training has ended."""
+    write, is_writing, has_ended = heartbeats.write_beat, threading.Event(), threading.Event()
+
+    def slow_write(folder: Path, told: Beat) -> float:
+        if threading.current_thread().name == "heartbeat":
+            is_writing.set()
+            has_ended.wait(timeout=3)  # longer than training waits for the thread
+        return write(folder, told)
+
+    monkeypatch.setattr(heartbeats, "write_beat", slow_write)
+    with Heartbeat(tmp_path, 0, hang_seconds=3, patient_seconds=60) as heart:
+        assert is_writing.wait(timeout=60)
+    has_ended.set()
+    heart._thread.join(timeout=60)
+    [(last, _)] = heartbeats.read_beats(tmp_path)
+    assert heartbeats.deaths([(last, 0)]) == ""
 
 
 def test_slow_data_of_one_rank_does_not_end_those_that_wait_for_it(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Pa
         )
         assert stopped.returncode == 0, stopped.stderr
         assert "stopped as asked" in stopped.stdout
-        assert first.wait(timeout=10) == 0
+        assert first.wait(timeout=60) == 0
         assert processes_of(ids[0]) == []
         [checkpoint] = list_checkpoints(tmp_path / "one" / "checkpoints")[:1]
         assert verify(checkpoint.path) == []
@@ -115,10 +115,10 @@ def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Pa
         runs.wait_for_step(tmp_path / "two", before + 2)
         [rank] = processes(two, "-m sgt_ds.train")
         os.kill(rank, signal.SIGSTOP)
+        asked = time.monotonic()
         second.send_signal(signal.SIGTERM)
-        started = time.monotonic()
-        assert second.wait(timeout=30) == 128 + signal.SIGTERM
-        assert 2 <= time.monotonic() - started < 15
+        assert second.wait(timeout=60) == 128 + signal.SIGTERM  # a grace of 120 would outlast that
+        assert time.monotonic() - asked >= 2
         assert processes_of(ids[1]) == []
 
 

@@ -64,7 +64,7 @@ class Heartbeat:
         self._stuck_seconds = self._waits_until = 0.0
         self._born = 0.0  # by the file system's clock
         self._asked = False
-        self._over = threading.Event()
+        self._writing, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -206,21 +206,23 @@ class Heartbeat:
 
     def _write(self) -> float:
         """Write where this rank stands. Returns the time, by the file system's clock."""
-        beat = heartbeats.Beat(
-            rank=self._rank,
-            host=self._host,
-            pid=os.getpid(),
-            step=self._step,
-            part=self._limits.part,
-            count=self._count,
-            limit_seconds=self._limits.limit_seconds,
-            silence_seconds=self._limits.silence_seconds(saves=self.saves()),
-            asked=self._asked,
-            seconds=self._stuck_seconds if self._watched[0] == self._count else 0.0,
-            end=self._end,
-            blames_peer=self._blames_peer,
-        )
-        return heartbeats.write_beat(self.folder, beat)
+        # Training writes the last one, and the thread may still be at one before it.
+        with self._writing:
+            beat = heartbeats.Beat(
+                rank=self._rank,
+                host=self._host,
+                pid=os.getpid(),
+                step=self._step,
+                part=self._limits.part,
+                count=self._count,
+                limit_seconds=self._limits.limit_seconds,
+                silence_seconds=self._limits.silence_seconds(saves=self.saves()),
+                asked=self._asked,
+                seconds=self._stuck_seconds if self._watched[0] == self._count else 0.0,
+                end=self._end,
+                blames_peer=self._blames_peer,
+            )
+            return heartbeats.write_beat(self.folder, beat)
 
     def _judge(self) -> None:
         """Tell who is late, and end; wait on where a rank may still take its time, this one or
