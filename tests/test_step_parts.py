@@ -12,6 +12,7 @@ import torch
 from runs import ROOT, run_to_end, write_data, write_run
 
 from sgt_ds.training.parts import StepParts
+from sgt_ds.training.speed import Speed
 
 
 def no_one(part: str) -> None:
@@ -38,6 +39,22 @@ def test_an_update_that_fails_leaves_its_part_open() -> None:
     with pytest.raises(RuntimeError, match="forward"), parts.host("forward"):
         raise RuntimeError("forward")
     assert parts.seconds()["forward"] > 0
+
+
+def test_a_validation_or_what_an_earlier_process_did_counts_as_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    speed = Speed()
+    speed.begin(step=10, tokens=1000)
+    clock[0] += 4
+    assert speed.tokens_per_second(1400) == 100
+    clock[0] += 60  # a validation; the update before it was not reported
+    speed.skip(1500)
+    clock[0] += 1
+    assert speed.tokens_per_second(1600) == 100
+    assert speed.step_seconds(15) == 13, "the ETA has room for validations"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -28,6 +28,7 @@ from sgt_ds.training.reports import Reports
 from sgt_ds.training.run_directory import MetricsFile
 from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.schedule import learning_rate
+from sgt_ds.training.speed import Speed
 from sgt_ds.training.totals import StepTotals
 from sgt_ds.training.validation import ValidationLoss
 
@@ -96,8 +97,7 @@ class Trainer:
         self.compiled = compiled
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
-        self._started_at = (0.0, 0)  # seconds and step at which this process began to train
-        self._last_logged = (0.0, 0)  # seconds and tokens
+        self._speed = Speed()
 
     def train(self) -> None:
         """Run the remaining updates, or those until a request to stop.
@@ -106,44 +106,44 @@ class Trainer:
         """
         self.checkpoints.saved_step = self.clock.step  # what was loaded needs no second save
         self.checkpoints.prepare()
-        now = time.perf_counter()
-        self._started_at, self._last_logged = (now, self.clock.step), (now, self.clock.tokens)
+        self._speed.begin(self.clock.step, self.clock.tokens)
         end: Literal["completed", "stopped", "failed"] = "failed"
         try:
-            # A request from before the start holds for the very first update as well.
-            freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
-            self._heed(freeze)
-            if stop:
-                self._stop()
-                end = "stopped"
-                return
-            while self.clock.step < self.config.training.steps:
-                if self.loader.is_exhausted:
-                    self._end_with_the_data()
-                    end = "completed"
-                    return
-                applied = self.train_step()
-                self.heartbeat.enter("agreement")
-                freeze, stop, writing = self.ranks.any(
-                    self.requests.freeze(), self.requests.stop(), self.checkpoints.is_busy()
-                )
-                self._heed(freeze)
-                if not writing:
-                    with self.parts.host("checkpoint"):
-                        self.checkpoints.proceed()
-                if applied:  # after the freeze: the checkpoint of a step holds all of that step
-                    self._after_step()
-                if stop and self.clock.step < self.config.training.steps:
-                    self._stop()
-                    end = "stopped"
-                    return
-            end = "completed"
-            log.info("step %d: the run is complete", self.clock.step)
+            end = self._updates()
+            self.heartbeat.enter("end")  # a run that failed tells the part in which it did
         finally:
-            if end != "failed":  # else it is told where it failed
-                self.heartbeat.enter("end")
             if self.telemetry is not None:
                 self.telemetry.finish(end)
+
+    def _updates(self) -> Literal["completed", "stopped"]:
+        """Updates and what is due after each, until there is nothing more to do. Collective."""
+        steps = self.config.training.steps
+        # A request from before the start holds for the very first update as well.
+        freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
+        self._heed(freeze)
+        if stop:
+            self._stop()
+            return "stopped"
+        while self.clock.step < steps:
+            if self.loader.is_exhausted:
+                self._end_with_the_data()
+                return "completed"
+            applied = self.train_step()
+            self.heartbeat.enter("agreement")
+            freeze, stop, writing = self.ranks.any(
+                self.requests.freeze(), self.requests.stop(), self.checkpoints.is_busy()
+            )
+            self._heed(freeze)
+            if not writing:
+                with self.parts.host("checkpoint"):
+                    self.checkpoints.proceed()
+            if applied:  # after the freeze: the checkpoint of a step holds all of that step
+                self._after_step()
+            if stop and self.clock.step < steps:
+                self._stop()
+                return "stopped"
+        log.info("step %d: the run is complete", self.clock.step)
+        return "completed"
 
     def train_step(self) -> bool:
         """Take one optimizer step and record it. Returns whether an update was applied.
@@ -303,9 +303,18 @@ class Trainer:
         if saves:
             self.save(validation_loss=validation_loss, wait=last)
         if validates or evaluation is not None or saves:
-            # Their time is no part of the training's throughput.
-            self._last_logged = (time.perf_counter(), self.clock.tokens)
+            self._speed.skip(self.clock.tokens)
             self._publish_rank()
+
+    def _validate(self, validation: ValidationLoss) -> float:
+        loss = validation(loop_inputs(self.growth.passes(self.clock.step), self.ranks.device))
+        self.reports.validation(self.clock.step, loss)
+        return loss
+
+    def _evaluate(self, evaluation: Evaluation) -> None:
+        loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
+        scores = evaluation(self.clock.step, loops)
+        self.reports.evaluation(self.clock.step, scores)
 
     def _publish_rank(self) -> None:
         if self.telemetry is not None:
@@ -349,14 +358,10 @@ class Trainer:
         with self.parts.host("growth"):
             self.growth.flush()
         self._publish_rank()
-        now, (then, tokens_then) = time.perf_counter(), self._last_logged
-        self._last_logged = (now, self.clock.tokens)
-        speed = (self.clock.tokens - tokens_then) / (now - then)
-        if not self.ranks.is_main:
-            return
-        began, first = self._started_at
-        step_seconds = (now - began) / (self.clock.step - first)
-        self.reports.step(self._record(loss, rate, seconds, speed), step_seconds)
+        speed = self._speed.tokens_per_second(self.clock.tokens)
+        if self.ranks.is_main:
+            record = self._record(loss, rate, seconds, speed)
+            self.reports.step(record, self._speed.step_seconds(self.clock.step))
 
     def _record(self, loss: float, rate: float, seconds: float, speed: float) -> StepRecord:
         flops, entropy = self.flops, self.growth.entropy
@@ -387,13 +392,3 @@ class Trainer:
             not_finite=self.growth.not_finite,
             planned_overhead_ratio=self.planned_overhead(self.clock.step),
         )
-
-    def _evaluate(self, evaluation: Evaluation) -> None:
-        loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
-        scores = evaluation(self.clock.step, loops)
-        self.reports.evaluation(self.clock.step, scores)
-
-    def _validate(self, validation: ValidationLoss) -> float:
-        loss = validation(loop_inputs(self.growth.passes(self.clock.step), self.ranks.device))
-        self.reports.validation(self.clock.step, loss)
-        return loss
