@@ -2,6 +2,10 @@
 
 torch keeps what it compiled in a folder of each host, which a new machine or container does not
 have, and which hosts must not share. A kept file holds what they compiled, whole or absent, for all hosts.
+
+Nothing is taken out of it: torch does not tell which entries a run has asked for, the kinds of late
+growth lie longest before they are needed and stall training where they are gone, and a host that
+still has an entry would add it again. Without new shapes, settings or code it stops growing.
 """
 
 from __future__ import annotations
