@@ -27,9 +27,10 @@ _LAUNCHERS = frozenset(
 
 
 class Minders:
-    """The launchers above this rank, by their processes; the supervisor, by that or its signs of life.
+    """The launchers above this rank, and the supervisor: by their processes on this host.
 
-    `folder`: where the supervisor gives them. `launched`: whether a launcher must stand above.
+    `folder`: where the supervisor gives signs of life, by which ranks of other hosts know it.
+    `launched`: whether a launcher must stand above.
     """
 
     def __init__(self, folder: Path, *, launched: bool) -> None:
