@@ -113,7 +113,7 @@ class Bench:
             text=True,
             start_new_session=True,
         ) as job:
-            runs.wait_for_step(run, 9, timeout=300)
+            runs.wait_for_step(run, 9)
             (launch,) = (run / "control" / "ranks").iterdir()
             beats = heartbeats.read_beats(launch, self.most - 1)
             began = time.monotonic()

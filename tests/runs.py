@@ -124,8 +124,11 @@ def end(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def wait_for_step(run_dir: Path, step: int, timeout: float = 120) -> None:
-    """Wait until metrics.jsonl holds `step`."""
+def wait_for_step(run_dir: Path, step: int, timeout: float = 300) -> None:
+    """Wait until metrics.jsonl holds `step`.
+
+    A start takes 15 seconds, and 100 where ten other processes want the same core.
+    """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if last_step(run_dir) >= step:

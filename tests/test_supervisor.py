@@ -28,14 +28,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def training(run: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def training(run: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """`sgt-ds train` in the background; whatever a failed test leaves is ended."""
+    # What it says is shown with a test that fails.
     process = subprocess.Popen(
-        ["sgt-ds", "train", str(run), *options],
-        env=runs.environment(),
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
+        ["sgt-ds", "train", str(run), *options], env=runs.environment(), start_new_session=True
     )
     try:
         yield process
