@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 from sgt_ds.config import (
     RunConfig,
     RunLayout,
+    check_only_run,
     check_run_directory,
     load_run_config,
     resolve_deepspeed,
 )
 from sgt_ds.errors import SgtError
+from sgt_ds.flops import run_warnings
 from sgt_ds.growth import check_method
 from sgt_ds.launch import RUN_ID_VARIABLE, launch_name
 
@@ -39,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         resolve_deepspeed(config, _world_size(), config_file)
         resuming = check_run_directory(config)
+        if RUN_ID_VARIABLE not in os.environ:  # else `sgt-ds train` has seen to it
+            check_only_run(config, config_file)
+            _warn(config)
         with _heartbeat(config) as heartbeat, lost_peers_told(heartbeat):
             joining = True
             ranks = join_ranks(config.training.collective_timeout_seconds)
@@ -57,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _warn(config: RunConfig) -> None:
+    for warning in run_warnings(config) if _rank() == 0 else []:
+        print(f"sgt-ds train: warning: {warning}", file=sys.stderr, flush=True)
+
+
 def _heartbeat(config: RunConfig) -> Heartbeat:
     from sgt_ds.training import Heartbeat
 
@@ -64,15 +74,19 @@ def _heartbeat(config: RunConfig) -> Heartbeat:
     launch = launch_name(os.environ.get(RUN_ID_VARIABLE, "")) or "-".join(
         ["raw", *(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))]
     )
-    rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
     return Heartbeat(
         RunLayout(config.run_dir).signs_of_life(launch),
-        int(rank),
+        _rank(),
         world_size=_world_size(),
         hang_seconds=config.training.hang_seconds,
         patient_seconds=config.training.collective_timeout_seconds,
         launched=RUN_ID_VARIABLE in os.environ,
     )
+
+
+def _rank() -> int:
+    """The rank of this process, as the launcher (DeepSpeed's, or mpirun) says."""
+    return int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0")
 
 
 def _world_size() -> int:

@@ -11,6 +11,7 @@ import yaml
 from sgt_ds.config import (
     PRESETS,
     RunLayout,
+    check_only_run,
     check_run_directory,
     config_differences,
     config_hash,
@@ -241,3 +242,25 @@ def test_a_refused_start_leaves_the_directory_free_for_the_mended_one(
     longer = refused.training.model_copy(update={"steps": refused.training.steps + 1})
     with pytest.raises(UserError, match=r"training\.steps: .* cosine .* with `fork: .*step-…`"):
         check_run_directory(refused.model_copy(update={"training": longer}))
+
+
+def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    config = load_run_config(run_file, [f"run_dir={run_dir}"])
+    check_only_run(config, run_file)
+    run_dir.mkdir()
+    for name in ("slurm-7.out", ".hidden", "mine.yaml", "hosts"):
+        (run_dir / name).touch()
+    check_only_run(config, run_dir / "mine.yaml", run_dir / "hosts")
+    for name in ("README.md", "growth.jsonl", "run.yaml"):
+        (run_dir / name).touch()
+        with pytest.raises(UserError, match=f"run_dir: holds {name}, and no run"):
+            check_only_run(config, run_dir / "run.yaml", run_dir / "mine.yaml", run_dir / "hosts")
+        (run_dir / name).unlink()
+    # A start that was cut off leaves files of its own, and is free for the next one.
+    prepare_run_directory(config, resuming=False)
+    RunLayout(run_dir).journal.touch()
+    check_only_run(config, run_dir / "mine.yaml", run_dir / "hosts")
+    (run_dir / "README.md").touch()
+    RunLayout(run_dir).metrics.write_text('{"step": 1}\n')
+    check_only_run(config, run_file)

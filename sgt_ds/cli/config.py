@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, warn
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -27,6 +27,7 @@ def register(commands: Subparsers[Parser]) -> None:
 def show(options: argparse.Namespace) -> None:
     """Print the configuration."""
     from sgt_ds.config import dump_run_config, load_run_config
+    from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method
 
     config = load_run_config(options.run, options.overrides)
@@ -34,4 +35,5 @@ def show(options: argparse.Namespace) -> None:
     if options.json:
         print_json(config.model_dump(mode="json"))
     else:
-        print(dump_run_config(config), end="")
+        print(dump_run_config(config), end="", flush=True)
+    warn("config", run_warnings(config))

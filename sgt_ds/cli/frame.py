@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from sgt_ds.errors import SgtError
@@ -91,6 +91,12 @@ def real_number(lowest: float, highest: float, *, above: bool = False) -> Callab
 def print_json(document: Any) -> None:
     """Print one JSON document on stdout."""
     print(json.dumps(document), flush=True)
+
+
+def warn(verb: str, warnings: Iterable[str]) -> None:
+    """Tell each warning in a line on stderr."""
+    for warning in warnings:
+        print(f"sgt-ds {verb}: warning: {warning}", file=sys.stderr, flush=True)
 
 
 def keep_deepspeed_quiet() -> None:

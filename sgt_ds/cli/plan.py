@@ -165,6 +165,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
         global_batch_size=global_batch,
         steps=options.steps or recipe.steps,
         layout=_layout(options, config, source, global_batch),
+        warmup_steps=recipe.warmup_steps,
         assumption=options.schedule,
         journal=journal,
         speed=_speed(options),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, real_number, whole_number
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, real_number, warn, whole_number
 from sgt_ds.errors import SgtError, UserError
 
 if TYPE_CHECKING:
@@ -88,12 +88,14 @@ def train(options: argparse.Namespace) -> int:
 
     from sgt_ds.config import RunLayout, load_run_config
     from sgt_ds.data import check_data
+    from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method, settled_growth
     from sgt_ds.launch import Launch, check_launch, supervise
 
-    name = str(options.run)
+    name, first = str(options.run), True
 
     def prepare(more: Sequence[str]) -> Launch:
+        nonlocal first
         overrides = [*options.overrides, *more]
         if options.deepspeed_config is not None:
             overrides.append(f"deepspeed={options.deepspeed_config}")
@@ -103,6 +105,9 @@ def train(options: argparse.Namespace) -> int:
         check_launch(config, name, target)
         check_data(config.data, config.model, config.evaluation)
         settled_growth(config, RunLayout(config.run_dir).journal)
+        if first and not target.node_rank:
+            warn("train", run_warnings(config))
+        first = False
         return Launch(config, target, [name, *overrides])
 
     return supervise(prepare, grace_seconds=options.grace, max_restarts=options.max_restarts)

@@ -32,7 +32,11 @@ from sgt_ds.config.run import (
     WandbConfig,
     growth_faults,
 )
-from sgt_ds.config.run_directory import check_run_directory, prepare_run_directory
+from sgt_ds.config.run_directory import (
+    check_only_run,
+    check_run_directory,
+    prepare_run_directory,
+)
 from sgt_ds.config.start import check_start
 
 __all__ = [
@@ -57,6 +61,7 @@ __all__ = [
     "WandbConfig",
     "accumulation_steps",
     "brought_along",
+    "check_only_run",
     "check_run_directory",
     "check_start",
     "config_differences",

@@ -16,6 +16,7 @@ from sgt_ds.config import (
     ModelConfig,
     RunConfig,
     RunLayout,
+    check_only_run,
     check_run_directory,
     check_start,
     resolve_deepspeed,
@@ -23,6 +24,7 @@ from sgt_ds.config import (
 from sgt_ds.errors import UserError
 from sgt_ds.launch.command import Target, check_launcher
 from sgt_ds.launch.probe import probe
+from sgt_ds.launch.supervisor import check_idle
 from sgt_ds.telemetry import Certificate
 
 STALE_LOCK_SECONDS = 300.0
@@ -36,6 +38,9 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     check_launcher(target)
     resolve_deepspeed(config, target.world_size, config_file)
     check_run_directory(config)
+    if not target.node_rank:  # the first host's run may have begun
+        check_only_run(config, config_file, target.hostfile)
+        check_idle(config.run_dir)
     for host in target.own_hosts:
         _check_ports(config, config_file, host.slots)
         if target.master_port is not None and target.hosts[0] is host:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from types import FrameType
 from sgt_ds.checkpoints import list_checkpoints
 from sgt_ds.config import RunConfig, RunLayout, dump_run_config
 from sgt_ds.errors import SgtError, UserError
-from sgt_ds.files import write_text_atomically
+from sgt_ds.files import lock_is_held, write_text_atomically
 from sgt_ds.launch.command import Target, deepspeed_command, master_address
 from sgt_ds.launch.environment import (
     MASTER_ADDRESS_VARIABLE,
@@ -35,10 +36,12 @@ from sgt_ds.launch.record import (
     RunRecord,
     StopAsked,
     control_directory,
+    in_training,
     new_record,
     read_record,
     remove_record,
     supervision,
+    supervisor_lock,
     write_outcome,
     write_record,
 )
@@ -307,6 +310,19 @@ def _judge(
         # DeepSpeed's launcher returns 0 where a part of it was killed.
         return 1, f"the run ended at step {step} of {steps} without being asked to"
     return 0, f"complete at step {step}"
+
+
+def check_idle(run_dir: Path) -> None:
+    """Raises: UserError where another process trains the run. Makes nothing."""
+    record = read_record(run_dir)
+    if record is not None and (record.pid, record.host) == (os.getpid(), socket.gethostname()):
+        return  # between two starts of this process's own
+    if lock_is_held(supervisor_lock(run_dir)):
+        raise in_training(run_dir)
+    check_unattended(run_dir)
+    if lock_is_held(RunLayout(run_dir).training_lock):
+        mend = "is being trained under the raw launcher; end that run first"
+        raise UserError(run_dir, "run_dir", mend)
 
 
 def check_unattended(run_dir: Path) -> None:
