@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from sgt_ds.config import (
     RunConfig,
     RunLayout,
+    at_fault,
     check_only_run,
     check_run_directory,
     load_run_config,
     resolve_deepspeed,
 )
-from sgt_ds.errors import SgtError
+from sgt_ds.errors import SgtError, UserError
 from sgt_ds.flops import run_warnings
 from sgt_ds.growth import check_method
 from sgt_ds.launch import RUN_ID_VARIABLE, launch_name
@@ -35,10 +36,12 @@ log = logging.getLogger("sgt_ds")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as this rank. Returns the exit status."""
     joining = False
+    options = _options(arguments)
     try:
-        config, config_file = _configuration(arguments)
+        config = _configuration(options)
         from sgt_ds.training import join_ranks, leave_ranks, lost_peers_told, run
 
+        config_file = str(options.run)
         resolve_deepspeed(config, _world_size(), config_file)
         resuming = check_run_directory(config)
         if RUN_ID_VARIABLE not in os.environ:  # else `sgt-ds train` has seen to it
@@ -54,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finally:
                 leave_ranks()
     except SgtError as error:
+        if isinstance(error, UserError):
+            error = at_fault(error, options.run, options.overrides)
         # Until the ranks join, all of them meet the same error; one line is enough.
         shared = not joining or error.everywhere
         if not shared or os.environ.get("RANK", "0") == "0":
@@ -97,23 +102,26 @@ def _world_size() -> int:
     return 1
 
 
-def _configuration(arguments: Sequence[str] | None) -> tuple[RunConfig, str]:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m sgt_ds.train", description="One rank of a training run."
     )
     parser.add_argument("run", type=Path, metavar="RUN.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value")
     parser.add_argument("--deepspeed_config", type=Path, help="DeepSpeed JSON instead of the run's")
     parser.add_argument(
         "--local_rank", type=int, help="given by the launcher, which sets LOCAL_RANK"
     )
     options = parser.parse_intermixed_args(arguments)
-    overrides = list(options.overrides)
     if options.deepspeed_config is not None:
-        overrides.append(f"deepspeed={options.deepspeed_config}")
-    config = load_run_config(options.run, overrides)
+        options.overrides.append(f"deepspeed={options.deepspeed_config}")
+    return options
+
+
+def _configuration(options: argparse.Namespace) -> RunConfig:
+    config = load_run_config(options.run, options.overrides)
     check_method(config.method, str(options.run))
-    return config, str(options.run)
+    return config
 
 
 if __name__ == "__main__":

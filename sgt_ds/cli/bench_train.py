@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_run, print_json, whole_number
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,15 +48,13 @@ def register(group: Subparsers[Parser]) -> None:
 
 def add_run_options(parser: Parser, variants: Sequence[str]) -> None:
     """Add what every bench of whole runs asks: the run file, the variants, how long, how often."""
-    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="model, data, batch, DeepSpeed")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `sgt-ds train`")
+    add_run(parser, "model, data, batch, DeepSpeed")
     parser.add_argument(
         "--variants",
         nargs="+",
         default=list(variants),
         metavar="V",
-        help="vanilla, sgt:K (its fixed phase), attention_loop:K, block_loop:K "
-        f"(default: {' '.join(variants)})",
+        help="vanilla, sgt:K (its fixed phase), attention_loop:K, block_loop:K",
     )
     parser.add_argument(
         "--micro-batches",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, warn
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_run, print_json, warn
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -17,10 +16,7 @@ def register(commands: Subparsers[Parser]) -> None:
         "sgt-ds config RUN.yaml growth.k_max=2",
         show,
     )
-    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="run configuration")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="dotted overrides"
-    )
+    add_run(parser, "run configuration")
     parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
 
 

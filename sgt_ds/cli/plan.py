@@ -7,7 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, real_number, whole_number
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    add_run,
+    print_json,
+    real_number,
+    whole_number,
+)
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,8 +59,7 @@ def register(commands: Subparsers[Parser]) -> None:
         "--peak-tflops 989\n  sgt-ds plan RUN.yaml growth.k_max=2 --json",
         show,
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN.yaml", help="plan this run")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
+    add_run(parser, "plan this run", optional=True)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     _add_run_flags(parser)
     _add_growth_flags(parser)

@@ -11,6 +11,7 @@ from sgt_ds.config.deepspeed import (
 from sgt_ds.config.evaluation import EvaluationConfig, TaskSource, TextSource
 from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import (
+    at_fault,
     config_differences,
     config_hash,
     dump_run_config,
@@ -60,6 +61,7 @@ __all__ = [
     "TrainingConfig",
     "WandbConfig",
     "accumulation_steps",
+    "at_fault",
     "brought_along",
     "check_only_run",
     "check_run_directory",

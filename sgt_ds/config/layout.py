@@ -37,6 +37,10 @@ class RunLayout:
         """Item results of evaluations in the loop, one file a step."""
         return self.run_dir / "evaluations"
 
+    def is_there(self) -> bool:
+        """Whether a start was made here, however it ended."""
+        return self.config.exists() or self.control.is_dir()
+
     def has_begun(self) -> bool:
         """Whether anything was trained here: a row of metrics or a checkpoint is there."""
         rows = self.metrics.exists() and self.metrics.stat().st_size > 0

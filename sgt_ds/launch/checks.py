@@ -44,7 +44,7 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     for host in target.own_hosts:
         _check_ports(config, config_file, host.slots)
         if target.master_port is not None and target.hosts[0] is host:
-            _check_port("", target.master_port, "--master-port", "choose another")
+            _check_port("", target.master_port, "--master-port", None, "choose another")
     if config.training.compile:
         check_compiler(config_file)
     _check_password(config, config_file, target)
@@ -196,16 +196,17 @@ def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
         _check_port(
             telemetry.host,
             port,
-            f"{config_file}: telemetry.port",
+            config_file,
+            "telemetry.port",
             f"set another; {ranks} ports from it on must be free",
         )
 
 
-def _check_port(host: str, port: int, field: str, mend: str) -> None:
+def _check_port(host: str, port: int, file: str, field: str | None, mend: str) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "ports end at 65535"
-            raise UserError(field, None, f"port {port} cannot be used ({why}); {mend}") from None
+            raise UserError(file, field, f"port {port} cannot be used ({why}); {mend}") from None
