@@ -243,6 +243,23 @@ def test_run_configuration_whose_values_the_plan_ignores(tmp_path: Path) -> None
     }
 
 
+def test_a_flag_and_an_override_of_one_key_of_which_one_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(runs.write_run(tmp_path / "run.yaml", runs.write_data(tmp_path)))
+    for flags in (["--k-max", "1", "growth.k_max=3"], ["--preset", "demo", "model.num_heads=2"]):
+        assert main(["plan", run, *flags]) == 2
+        told = f"command line: {flags[0]}: stands beside {flags[2]}"
+        assert told in capsys.readouterr().err
+    # What training would refuse is planned, and said.
+    assert main(["plan", run, "--method", "block_loop", "training.steps=100"]) == 0
+    text = capsys.readouterr().out
+    assert "warning: training by block_loop takes growth.layers as a list" in text
+    assert "the one rank at its peak" in text
+    assert "ranks is assumed; --world-size" in text
+    assert main(["plan", run, "--method", "block_loop", "--layers", "7,"]) == 2
+
+
 def test_time_and_cost_from_the_users_figures() -> None:
     flags = ("--mfu", "0.5", "--peak-tflops", "1000", "--price-per-gpu-hour", "2")
     document = planned("--preset", "573m", "--world-size", "4", *flags)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from sgt_ds.errors import SgtError, UserError
+from sgt_ds.launch.facts import gpus_here
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes
 from sgt_ds.ports import free_ports
 
@@ -68,9 +69,9 @@ def launch_one(
 def gpu_words(ranks: int) -> tuple[str, str]:
     """The launcher's words for so many GPUs of this host, those that CUDA_VISIBLE_DEVICES names.
 
-    Raises: UserError where it names none or too few, or otherwise than by number.
+    On a host that has none they are ranks on the CPU. Raises: UserError where it names none or too few, or otherwise than by number.
     """
-    if os.environ.get(_GPUS, "unset").strip(", ") == "":
+    if os.environ.get(_GPUS, "unset").strip(", ") == "" and gpus_here():
         raise UserError(
             _GPUS,
             None,
