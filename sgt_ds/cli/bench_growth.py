@@ -93,13 +93,16 @@ def _run(
     options: argparse.Namespace, words: Sequence[str], scratch: Path, name: str
 ) -> list[GrowthPause]:
     from sgt_ds.config import RunLayout
-    from sgt_ds.launch import launch_one, make_scratch, setting_words
+    from sgt_ds.launch import launch_one, make_scratch, path_override
     from sgt_ds.report import growth_pauses, read_history
 
     torch_folder = scratch / f"torch-{name}"
     make_scratch(torch_folder)
     run_dir = scratch / name
-    own = setting_words(run_dir=run_dir, training__compile_cache=scratch / "compiled")
+    own = (
+        path_override("run_dir", run_dir),
+        path_override("training.compile_cache", scratch / "compiled"),
+    )
     launch_one(
         f"the {name} run",
         ["sgt_ds.train", str(options.run), *words, *own],

@@ -124,9 +124,9 @@ def scratch_for(given: Path | None) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def setting_words(**paths: Path) -> list[str]:
-    """Overrides of a run that set a path each; `__` in a name stands for the dot."""
-    return [f"{name.replace('__', '.')}={json.dumps(str(path))}" for name, path in paths.items()]
+def path_override(key: str, path: Path) -> str:
+    """The override that sets a key of a run to a path, whatever that would mean in YAML."""
+    return f"{key}={json.dumps(str(path))}"
 
 
 @contextmanager
