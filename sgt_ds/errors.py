@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,17 @@ class UserError(SgtError):
     def __reduce__(self) -> tuple[Any, ...]:
         # As raised in another process: an exception pickles as its message alone.
         return type(self), (self.file, self.field, self.mend), {"everywhere": self.everywhere}
+
+
+@contextmanager
+def in_field(field: str) -> Iterator[None]:
+    """A fault inside the block that names no field is of what `field`, a key or flag, gives."""
+    try:
+        yield
+    except UserError as error:
+        if error.field is not None:
+            raise
+        raise UserError(error.file, field, error.mend, everywhere=error.everywhere) from None
 
 
 class Diverged(SgtError):

@@ -75,6 +75,17 @@ def take_lock(path: Path) -> int | None:
     return descriptor
 
 
+def lock_is_held(path: Path) -> bool:
+    """Whether another process holds `path`, or this one by another descriptor. Makes no file."""
+    try:
+        descriptor = take_lock(path) if path.exists() else -1
+    except OSError:  # whoever takes it will be told
+        return False
+    if descriptor is not None and descriptor >= 0:
+        os.close(descriptor)
+    return descriptor is None
+
+
 class LineFile:
     """A file of lines that grows, and outlives a full disk: what can't be written waits in memory.
 

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING
 from sgt_ds.config import (
     RunConfig,
     RunLayout,
+    at_fault,
+    check_only_run,
     check_run_directory,
     load_run_config,
     resolve_deepspeed,
 )
-from sgt_ds.errors import SgtError
+from sgt_ds.errors import SgtError, UserError
+from sgt_ds.flops import run_warnings
 from sgt_ds.growth import check_method
 from sgt_ds.launch import RUN_ID_VARIABLE, launch_name
 
@@ -33,12 +36,17 @@ log = logging.getLogger("sgt_ds")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as this rank. Returns the exit status."""
     joining = False
+    options = _options(arguments)
     try:
-        config, config_file = _configuration(arguments)
+        config = _configuration(options)
         from sgt_ds.training import join_ranks, leave_ranks, lost_peers_told, run
 
+        config_file = str(options.run)
         resolve_deepspeed(config, _world_size(), config_file)
         resuming = check_run_directory(config)
+        if RUN_ID_VARIABLE not in os.environ:  # else `sgt-ds train` has seen to it
+            check_only_run(config, config_file)
+            _warn(config)
         with _heartbeat(config) as heartbeat, lost_peers_told(heartbeat):
             joining = True
             ranks = join_ranks(config.training.collective_timeout_seconds)
@@ -49,12 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finally:
                 leave_ranks()
     except SgtError as error:
+        if isinstance(error, UserError):
+            error = at_fault(error, options.run, options.overrides)
         # Until the ranks join, all of them meet the same error; one line is enough.
         shared = not joining or error.everywhere
         if not shared or os.environ.get("RANK", "0") == "0":
             print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0
+
+
+def _warn(config: RunConfig) -> None:
+    for warning in run_warnings(config) if _rank() == 0 else []:
+        print(f"sgt-ds train: warning: {warning}", file=sys.stderr, flush=True)
 
 
 def _heartbeat(config: RunConfig) -> Heartbeat:
@@ -64,15 +79,19 @@ def _heartbeat(config: RunConfig) -> Heartbeat:
     launch = launch_name(os.environ.get(RUN_ID_VARIABLE, "")) or "-".join(
         ["raw", *(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))]
     )
-    rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
     return Heartbeat(
         RunLayout(config.run_dir).signs_of_life(launch),
-        int(rank),
+        _rank(),
         world_size=_world_size(),
         hang_seconds=config.training.hang_seconds,
         patient_seconds=config.training.collective_timeout_seconds,
         launched=RUN_ID_VARIABLE in os.environ,
     )
+
+
+def _rank() -> int:
+    """The rank of this process, as the launcher (DeepSpeed's, or mpirun) says."""
+    return int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0")
 
 
 def _world_size() -> int:
@@ -83,23 +102,26 @@ def _world_size() -> int:
     return 1
 
 
-def _configuration(arguments: Sequence[str] | None) -> tuple[RunConfig, str]:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m sgt_ds.train", description="One rank of a training run."
     )
     parser.add_argument("run", type=Path, metavar="RUN.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value")
     parser.add_argument("--deepspeed_config", type=Path, help="DeepSpeed JSON instead of the run's")
     parser.add_argument(
         "--local_rank", type=int, help="given by the launcher, which sets LOCAL_RANK"
     )
     options = parser.parse_intermixed_args(arguments)
-    overrides = list(options.overrides)
     if options.deepspeed_config is not None:
-        overrides.append(f"deepspeed={options.deepspeed_config}")
-    config = load_run_config(options.run, overrides)
+        options.overrides.append(f"deepspeed={options.deepspeed_config}")
+    return options
+
+
+def _configuration(options: argparse.Namespace) -> RunConfig:
+    config = load_run_config(options.run, options.overrides)
     check_method(config.method, str(options.run))
-    return config, str(options.run)
+    return config
 
 
 if __name__ == "__main__":

@@ -68,8 +68,9 @@ def main(arguments: list[str]) -> int:
 def digest(trainer: Any) -> str:
     """Of this rank's weights, master weights and moments; "not finite" where one is not."""
     zero, content = trainer.engine.optimizer, hashlib.sha256()
-    tensors = [*trainer.engine.module.parameters(), *zero.single_partition_of_fp32_groups]
-    for state in zero.optimizer.state.values():
+    own = getattr(zero, "single_partition_of_fp32_groups", [])  # without ZeRO: the model's
+    tensors = [*trainer.engine.module.parameters(), *own]
+    for state in getattr(zero, "optimizer", zero).state.values():
         tensors += [value for value in state.values() if torch.is_tensor(value)]
     for tensor in tensors:
         if not torch.isfinite(tensor).all():

@@ -13,8 +13,9 @@ import pytest
 from runs import environment, wait_for_step, write_data, write_run
 
 from sgt_ds.config import PRESETS
+from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count, vanilla_flops_per_token
-from sgt_ds.launch import RunFigures, with_ratios
+from sgt_ds.launch import RunFigures, bench_launch, gpu_words, with_ratios
 
 MODEL = PRESETS["tiny"].model_copy(update={"vocab_size": 300})
 LENGTH, MICRO_BATCH = 64, 2
@@ -186,16 +187,16 @@ def test_a_run_without_its_base_takes_the_others_ratios_along() -> None:
     assert scaling == [0.5, 1.0, 1.0]
 
 
-def test_gpus_that_are_hidden_are_taken_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("hidden", ["", " , "])
+def test_gpus_that_are_hidden_are_taken_or_missed_where_there_are_none(
+    hidden: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = run_file(tmp_path)
-    for hidden in ("", " , "):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        done = bench("train", str(run))
-        assert (done.returncode, done.stdout) == (2, "")
-        (line,) = done.stderr.splitlines()
-        assert "CUDA_VISIBLE_DEVICES: is set and names no GPU" in line
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    monkeypatch.setattr(bench_launch, "gpus_here", lambda: 8)
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES: is set and names no GPU"):
+        gpu_words(2)
+    monkeypatch.setattr(bench_launch, "gpus_here", lambda: 0)
+    assert gpu_words(2) == ("--num_gpus", "2")
 
 
 def test_gpus_that_only_the_last_run_lacks_are_told_after_the_others(

@@ -11,6 +11,7 @@ import yaml
 from sgt_ds.config import (
     PRESETS,
     RunLayout,
+    check_only_run,
     check_run_directory,
     config_differences,
     config_hash,
@@ -66,6 +67,11 @@ def test_presets_have_the_paper_s_sizes() -> None:
             "growth.layers={from_jurnal: x}",
             "growth.layers.from_jurnal: unknown key; did you mean 'from_journal'?",
         ),
+        ("growth.layers={from_journal: x}", "growth.layers.step: is missing; add it"),
+        ("growth=3", "growth: is a section, not a value; give keys of it: k_max, layers"),
+        ("data.train=[x]", "data.train.0: is a section, not a value; give keys of it: path,"),
+        ("run_dir=", "run_dir: is empty; give a value"),
+        ("run_dir=3", "run_dir: must be a path, in quotes where it reads like a number (got 3)"),
         ("preset=537m", "preset: '537m' is unknown; did you mean '573m'?"),
         ("training.steps=many", "training.steps: Input should be a valid integer"),
         ("training.steps=true", "training.steps: is true, which is no value for this key"),
@@ -241,3 +247,25 @@ def test_a_refused_start_leaves_the_directory_free_for_the_mended_one(
     longer = refused.training.model_copy(update={"steps": refused.training.steps + 1})
     with pytest.raises(UserError, match=r"training\.steps: .* cosine .* with `fork: .*step-…`"):
         check_run_directory(refused.model_copy(update={"training": longer}))
+
+
+def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    config = load_run_config(run_file, [f"run_dir={run_dir}"])
+    check_only_run(config, run_file)
+    run_dir.mkdir()
+    for name in ("slurm-7.out", ".hidden", "mine.yaml", "hosts"):
+        (run_dir / name).touch()
+    check_only_run(config, run_dir / "mine.yaml", run_dir / "hosts")
+    for name in ("README.md", "growth.jsonl", "run.yaml"):
+        (run_dir / name).touch()
+        with pytest.raises(UserError, match=f"run_dir: holds {name}, and no run"):
+            check_only_run(config, run_dir / "run.yaml", run_dir / "mine.yaml", run_dir / "hosts")
+        (run_dir / name).unlink()
+    # A start that was cut off leaves files of its own, and is free for the next one.
+    prepare_run_directory(config, resuming=False)
+    RunLayout(run_dir).journal.touch()
+    check_only_run(config, run_dir / "mine.yaml", run_dir / "hosts")
+    (run_dir / "README.md").touch()
+    RunLayout(run_dir).metrics.write_text('{"step": 1}\n')
+    check_only_run(config, run_file)

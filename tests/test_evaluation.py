@@ -213,6 +213,22 @@ def test_a_row_of_another_form_ends_in_a_traceback(
     assert main([*command, "--tasks", "sciq"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [("nowhere", "is no folder"), (".", "holds neither validation.jsonl nor sciq")],
+)
+def test_data_that_is_not_there_is_told_of_no_flag(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    data: str,
+    fault: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "tasks", str(tmp_path), "--tasks", "sciq", "--data", data]) == 2
+    assert capsys.readouterr().err.startswith(f"sgt-ds: {data}: --data: {fault}")
+
+
 def test_without_a_network_nobody_says_what_to_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

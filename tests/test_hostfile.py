@@ -12,9 +12,11 @@ import pytest
 
 from sgt_ds.errors import UserError
 from sgt_ds.launch import (
+    Host,
     format_hostfile,
     forwarded_environment,
     parse_hostfile,
+    probe,
     processes,
     read_environment_file,
 )
@@ -126,6 +128,23 @@ def test_check_prints_one_line_or_one_document(tmp_path: Path) -> None:
     path.write_text("a slots=2\nb slots=8\n")
     passed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(passed.stdout)["world_size"] == 10
+
+
+def test_one_host_that_is_this_machine_is_probed_by_ssh_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No ssh is needed to train on it."""
+    monkeypatch.setenv("PATH", "")  # none is there
+    monkeypatch.chdir(tmp_path)  # nor ds_configs/
+    file = tmp_path / "hosts"
+    file.write_text("localhost slots=2\n")
+    hosts = parse_hostfile(file)
+    [probed] = probe(hosts, shared=tmp_path)
+    assert probed.faults == []
+    assert probed.facts is not None
+    assert probed.facts.reads_shared
+    with pytest.raises(UserError, match="--probe: needs ssh"):
+        probe([*hosts, Host("b", 2, 2)], shared=tmp_path)
 
 
 def test_the_examples_that_ship_are_good() -> None:

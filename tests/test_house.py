@@ -175,15 +175,23 @@ def test_version_and_newest_changelog_heading_part() -> None:
     assert headings[:1] == [sgt_ds.__version__]
 
 
-def verbs(parser: argparse.ArgumentParser, path: list[str]) -> Iterator[tuple[list[str], bool]]:
+def parsers_of(
+    parser: argparse.ArgumentParser, path: list[str]
+) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
+    """Every command's words, and its parser; of groups of commands too."""
+    yield path, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub_parser in action.choices.items():
+                yield from parsers_of(sub_parser, [*path, name])
+
+
+def verbs(parser: argparse.ArgumentParser) -> list[tuple[list[str], bool]]:
     """Every command's words, and whether it is one that does something."""
-    groups = [
-        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    return [
+        (words, not any(isinstance(action, argparse._SubParsersAction) for action in each._actions))
+        for words, each in parsers_of(parser, [])
     ]
-    yield path, not groups
-    for group in groups:
-        for name, sub_parser in group.choices.items():
-            yield from verbs(sub_parser, [*path, name])
 
 
 ASK_EVERY_VERB = """
@@ -206,7 +214,7 @@ def test_a_verb_helps_without_an_example_or_loads_torch(monkeypatch: pytest.Monk
     parsers: list[argparse.ArgumentParser] = []
     monkeypatch.setattr(cli, "run_command", lambda parser, _: parsers.append(parser) or 0)
     cli.main([])
-    commands = list(verbs(parsers[0], []))
+    commands = verbs(parsers[0])
     assert len(commands) > 5
     answer = subprocess.run(
         [sys.executable, "-c", ASK_EVERY_VERB, json.dumps([words for words, _ in commands])],
@@ -224,11 +232,37 @@ def test_a_verb_helps_without_an_example_or_loads_torch(monkeypatch: pytest.Monk
             assert f"sgt-ds {name}" in example, f"sgt-ds {name} --help shows no example"
 
 
+def test_a_default_that_help_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers: list[argparse.ArgumentParser] = []
+    monkeypatch.setattr(cli, "run_command", lambda parser, _: parsers.append(parser) or 0)
+    cli.main([])
+    told = 0
+    for words, parser in parsers_of(parsers[0], []):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                continue
+            assert action.help, f"sgt-ds {' '.join(words)}: {action.dest}"
+            if action.default not in (None, False, "", [], argparse.SUPPRESS):
+                text = parser._get_formatter()._expand_help(action)
+                assert text.count("default") == 1, f"sgt-ds {' '.join(words)}: {text}"
+                told += 1
+    assert told > 50
+
+
 def test_bad_usage_is_more_than_one_line_or_not_status_2() -> None:
-    for words in (["--nonsense"], ["no-such-verb"], ["config"], ["plan", "--k-max", "many"]):
+    for name, words in (
+        ("", ["--nonsense"]),
+        ("", ["no-such-verb"]),
+        (" config", []),
+        (" plan", ["--k-max", "many"]),
+        (" growth show", ["run", "--nonsense"]),
+        (" train", ["run.yaml", "--nonsense"]),
+    ):
+        words = [*name.split(), *words]
         answer = subprocess.run(
             [sys.executable, "-m", "sgt_ds", *words], capture_output=True, text=True, check=False
         )
         assert answer.returncode == 2, words
         assert len(answer.stderr.splitlines()) == 1, answer.stderr
+        assert answer.stderr.endswith(f"; see sgt-ds{name} --help\n")
         assert not answer.stdout, words

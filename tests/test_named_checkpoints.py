@@ -80,3 +80,45 @@ def test_a_name_of_nothing_is_told_without_what_to_give(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("sgt-ds: NOPE: no such ")
     assert "; give " in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["checkpoint", "list"], ["checkpoint", "verify"], ["convert", "--out", "export"], ["stop"]],
+    ids=" ".join,
+)
+def test_a_folder_of_something_else_passes_for_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "faults.md").touch()
+    assert main([*command, "docs"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("sgt-ds: docs: holds n")
+    # A run that has saved nothing yet is one.
+    (tmp_path / "run" / "control").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    assert main(["checkpoint", "list", "run/checkpoints"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("data.validation=nowhere", "nowhere: data.validation: does not exist"),
+        ("data.train=[{path: nowhere}]", "nowhere: data.train.0.path: does not exist"),
+        ("resume=nowhere", "command line: resume: nowhere is no checkpoint directory"),
+        ("method=sgd", "command line: method: 'sgd' is unknown"),
+        ("growth.k_mx=3", "command line: growth.k_mx: unknown key"),
+        ("data.train=[{paht: x}]", "command line: data.train.0.paht: unknown key"),
+    ],
+)
+def test_what_an_override_names_is_told_of_the_file_or_of_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, override: str, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = runs.write_data(tmp_path / "data")
+    file = runs.write_run(tmp_path / "run.yaml", data, telemetry={"enabled": False})
+    assert main(["train", str(file), override]) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"sgt-ds: {line}")

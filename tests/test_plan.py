@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 import torch
+import yaml
 from paper_flops import ABLATION, CELLS, MAIN_TABLE, SCHEDULES, flags_of, planned, table
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -28,6 +31,7 @@ from sgt_ds.growth import (
     passes_at,
 )
 from sgt_ds.growth.decision import OPERATOR, freeze
+from sgt_ds.launch import Launch
 from sgt_ds.model import Transformer, loop_inputs
 from sgt_ds.model.loss import CHUNK_ELEMENTS
 
@@ -149,6 +153,28 @@ def test_schedule_that_cannot_finish_without_a_warning(
     assert [told in warning for warning in warnings] == ([] if told is None else [True])
 
 
+def test_a_warning_of_the_plan_that_training_does_not_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs.write_run(tmp_path / "run.yaml", runs.write_data(tmp_path), run_dir=str(tmp_path))
+    late = ("growth.t_start=40", "optimizer.warmup_steps=20", f"run_dir={tmp_path / 'run'}")
+    assert main(["plan", str(run), *late, "--json"]) == 0
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert ["growth can't finish" in warnings[0], "only rises" in warnings[1]] == [True, True]
+    assert main(["config", str(run), *late]) == 0
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [f"sgt-ds config: warning: {each}" for each in warnings]
+    assert yaml.safe_load(told.out)["optimizer"]["warmup_steps"] == 20
+
+    def restarted_once(prepare: Callable[[Sequence[str]], Launch], **_: object) -> int:
+        return len({prepare(()).target, prepare(["resume=auto"]).target}) - 1
+
+    monkeypatch.setattr("sgt_ds.launch.supervise", restarted_once)
+    assert main(["train", str(run), *late]) == 0
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [f"sgt-ds train: warning: {each}" for each in warnings]
+
+
 def test_journal_whose_growth_the_plan_does_not_follow(tmp_path: Path) -> None:
     """The layer that is chosen leaves the candidates: the journal's run stalls, so must the plan."""
     model, path = PRESETS["tiny"], tmp_path / "growth.jsonl"
@@ -215,6 +241,23 @@ def test_run_configuration_whose_values_the_plan_ignores(tmp_path: Path) -> None
         "reduce_bucket_size": 0,
         "overlap_comm": False,
     }
+
+
+def test_a_flag_and_an_override_of_one_key_of_which_one_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(runs.write_run(tmp_path / "run.yaml", runs.write_data(tmp_path)))
+    for flags in (["--k-max", "1", "growth.k_max=3"], ["--preset", "demo", "model.num_heads=2"]):
+        assert main(["plan", run, *flags]) == 2
+        told = f"command line: {flags[0]}: stands beside {flags[2]}"
+        assert told in capsys.readouterr().err
+    # What training would refuse is planned, and said.
+    assert main(["plan", run, "--method", "block_loop", "training.steps=100"]) == 0
+    text = capsys.readouterr().out
+    assert "warning: training by block_loop takes growth.layers as a list" in text
+    assert "the one rank at its peak" in text
+    assert "ranks is assumed; --world-size" in text
+    assert main(["plan", run, "--method", "block_loop", "--layers", "7,"]) == 2
 
 
 def test_time_and_cost_from_the_users_figures() -> None:

@@ -64,11 +64,19 @@ def test_a_flipped_bit_or_moved_values_leave_the_checksum(dtype: torch.dtype) ->
     assert checksums(model)[0] != one[0]
 
 
-@pytest.mark.parametrize("deepspeed", [CPU_BF16, runs.CPU_FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("brought", "stage"),
+    [(CPU_BF16, 2), (runs.CPU_FP32, 2), (runs.CPU_FP32, 0)],
+    ids=["bf16", "fp32", "no ZeRO"],
+)
 def test_an_inf_on_one_rank_reaches_the_optimizer_or_moves_a_clock(
-    tmp_path: Path, data: Path, nursery: Nursery, deepspeed: Path
+    tmp_path: Path, data: Path, nursery: Nursery, brought: Path, stage: int
 ) -> None:
     """Step 6 has a layer in its entry window, and warm-up of the rate: both must stand still."""
+    values = json.loads(brought.read_text())
+    values["zero_optimization"]["stage"] = stage
+    deepspeed = tmp_path / "ds.json"
+    deepspeed.write_text(json.dumps(values))
     file = runs.write_run(
         tmp_path / "run.yaml",
         data,
@@ -87,6 +95,8 @@ def test_an_inf_on_one_rank_reaches_the_optimizer_or_moves_a_clock(
     losses = runs.losses(tmp_path / "run")
     assert sorted(losses) == list(range(1, 11))
     assert runs.metrics(tmp_path / "run")[-2]["tokens"] == 12 * 8 * 64
+    norms = [row["grad_norm"] for row in runs.metrics(tmp_path / "run") if "loss" in row]
+    assert all(0 < norm < 10 for norm in norms), norms
     runs.check_replay(tmp_path / "run")
 
 

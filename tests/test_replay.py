@@ -220,6 +220,13 @@ def test_estimate_that_passes_for_a_measurement(
     # The run: each layer's first window computes both heads, then its head passes twice.
     loops = 10 * 2 + 40 * 2 + 10 * 2 + 20 * 2
     assert own["total_flops"] == vanilla + 16 * 384 * loops
+    # Loops that are there from the start are no changes, and not nothing.
+    block = ["growth", "what-if", str(tmp_path / "run"), "--method", "block_loop"]
+    assert main([*block, "--layers", "1,2"]) == 0
+    text = capsys.readouterr().out
+    assert "2 layers loop from the start\n  layer 1  depth 1  heads block\n" in text
+    assert main([*block, "--layers", "1"]) == 2
+    assert "takes a list of layers, as 1,7 or 1," in capsys.readouterr().err
 
 
 def test_parting_of_two_runs_that_is_blamed_on_the_wrong_thing(

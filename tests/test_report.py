@@ -15,6 +15,7 @@ import zstandard
 from report_pages import LOOPS, figures, numbers, of_class, report, text_of, write_run
 
 from sgt_ds.cli import main
+from sgt_ds.report.html.scale import axis
 
 
 def test_loops_are_drawn_elsewhere_than_the_journal_has_them(tmp_path: Path) -> None:
@@ -338,3 +339,24 @@ def test_something_overflows_or_overlaps_in_a_browser(width: int, tmp_path: Path
     found = re.search(r"faults: (\[.*?\])</pre>", done.stdout)
     assert found, (time.monotonic() - began, done.stderr[-2000:])
     assert found[1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("values", "label", "texts"),
+    [
+        ([0, 2], "x", ["0", "1", "2"]),
+        ([0, 10], "x", ["0", "2", "4", "6", "8", "10"]),
+        ([0, 14], "x", ["0", "2", "4", "6", "8", "10", "12", "14"]),
+        ([0, 14.5], "x", ["0.0", "2.5", "5.0", "7.5", "10.0", "12.5"]),
+        ([0, 3e-3], "x (×10⁻³)", ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5", "3.0"]),
+        ([0, 0.06], "x", ["0.00", "0.01", "0.02", "0.03", "0.04", "0.05", "0.06"]),
+        ([0, 5e6], "x (×10⁶)", ["0", "1", "2", "3", "4", "5"]),
+    ],
+)
+def test_an_axis_says_other_values_than_its_ticks_or_parts_of_a_step(
+    values: list[float], label: str, texts: list[str]
+) -> None:
+    drawn = axis("x", values, scaled=True)
+    assert (drawn.label, [text for _, text in drawn.ticks()]) == (label, texts)
+    for place, text in drawn.ticks():
+        assert place == pytest.approx(float(text) * drawn.divisor / values[1])

@@ -15,6 +15,7 @@ import pytest
 import runs
 
 from sgt_ds.checkpoints import list_checkpoints, verify
+from sgt_ds.files import take_lock
 from sgt_ds.launch import kill_processes, processes_of, read_record
 
 pytestmark = pytest.mark.launcher
@@ -217,10 +218,10 @@ def test_a_raw_launcher_that_dies_takes_its_ranks_along_saved(tmp_path: Path, da
 
 def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, data: Path) -> None:
     run = runs.write_run(tmp_path / "run.yaml", data)
-    lock = tmp_path / "extensions" / "py311_cpu" / "fused_adam" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    os.utime(lock, (0, 0))
+    build = tmp_path / "extensions" / "py311_cpu" / "fused_adam" / "lock"
+    build.parent.mkdir(parents=True)
+    build.touch()
+    os.utime(build, (0, 0))
     hostfile = tmp_path / "hosts"
     hostfile.write_text("localhost slots=2\nworker-2 slots=2\n")
 
@@ -242,10 +243,18 @@ def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, dat
         taken.listen()
         port = taken.getsockname()[1]
         assert "telemetry.port" in refusal(f"telemetry.port={port}")
+        # Of a run that holds its ports, that it is being trained is told, not the ports.
+        lock = tmp_path / "busy" / "control" / "training.lock"
+        lock.parent.mkdir(parents=True)
+        held = take_lock(lock)
+        assert held is not None
+        busy = refusal(f"telemetry.port={port}", f"run_dir={tmp_path / 'busy'}")
+        assert "run_dir: is being trained" in busy
+        os.close(held)
     assert "micro_batch_size" in refusal("--num-gpus", "3")
     assert "line 1" in refusal("--hostfile", str(hostfile))
     assert "no such hostfile" in refusal("--hostfile", str(tmp_path / "absent"))
-    assert str(lock) in refusal(TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))
+    assert str(build) in refusal(TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))
     assert "training.compile" in refusal("training.compile=true", CXX="no-such-compiler")
     assert "/nowhere" in refusal("data.validation=/nowhere")
     assert "deepspeed" in refusal("--deepspeed_config", "/nowhere.json").lower()

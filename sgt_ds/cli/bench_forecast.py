@@ -45,7 +45,12 @@ def register(group: Subparsers[Parser]) -> None:
     )
     parser.add_argument("points", type=Path, metavar="POINTS.json", help="of bench train --json")
     parser.add_argument(
-        "--hosts", nargs="+", type=whole_number(1, 10**5), default=HOSTS, metavar="H"
+        "--hosts",
+        nargs="+",
+        type=whole_number(1, 10**5),
+        default=HOSTS,
+        metavar="H",
+        help="how many, one or more numbers",
     )
     parser.add_argument(
         "--gpus-per-host",
@@ -65,13 +70,13 @@ def register(group: Subparsers[Parser]) -> None:
         "--link-ratio",
         type=real_number(0, 1, above=True),
         default=LINK_RATIO,
-        help=f"share of it that collectives reach (assumed: {LINK_RATIO})",
+        help="share of it that collectives reach, assumed",
     )
     parser.add_argument(
         "--hop-microseconds",
         type=real_number(0, 10**6),
         default=HOP_MICROSECONDS,
-        help=f"of a small message from host to host (assumed: {HOP_MICROSECONDS:g})",
+        help="of a small message from host to host, assumed",
     )
     parser.add_argument(
         "--global-batch",

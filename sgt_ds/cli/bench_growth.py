@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgt_ds.cli.bench_train import MOST_RANKS
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_run, print_json, whole_number
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ def register(group: Subparsers[Parser]) -> None:
         "sgt-ds bench growth run.yaml --num-gpus 2 --window 8",
         growth,
     )
-    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="model, data, batch, growth")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `sgt-ds train`")
+    add_run(parser, "model, data, batch, growth")
     parser.add_argument(
         "--num-gpus", type=whole_number(1, MOST_RANKS), default=1, metavar="N", help="ranks"
     )
@@ -94,13 +93,16 @@ def _run(
     options: argparse.Namespace, words: Sequence[str], scratch: Path, name: str
 ) -> list[GrowthPause]:
     from sgt_ds.config import RunLayout
-    from sgt_ds.launch import launch_one, make_scratch, setting_words
+    from sgt_ds.launch import launch_one, make_scratch, path_override
     from sgt_ds.report import growth_pauses, read_history
 
     torch_folder = scratch / f"torch-{name}"
     make_scratch(torch_folder)
     run_dir = scratch / name
-    own = setting_words(run_dir=run_dir, training__compile_cache=scratch / "compiled")
+    own = (
+        path_override("run_dir", run_dir),
+        path_override("training.compile_cache", scratch / "compiled"),
+    )
     launch_one(
         f"the {name} run",
         ["sgt_ds.train", str(options.run), *words, *own],

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    chosen_device,
+    print_json,
+    whole_number,
+)
 from sgt_ds.config import PRESETS
-from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
     from sgt_ds.inference import InferenceRow
@@ -41,7 +47,9 @@ def register(group: Subparsers[Parser]) -> None:
         "--generate", type=whole_number(1, 10**6), default=128, metavar="N", help="tokens decoded"
     )
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of everything")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any"
+    )
     parser.add_argument(
         "--mode",
         choices=["auto", "eager", "compiled"],
@@ -60,10 +68,7 @@ def inference(options: argparse.Namespace) -> None:
 
     from sgt_ds.inference import InferenceSetting, bench_inference
 
-    cuda = torch.cuda.is_available()
-    if options.device == "cuda" and not cuda:
-        raise UserError("--device", None, "torch sees no CUDA device; use --device cpu")
-    device = "cuda" if cuda and options.device != "cpu" else "cpu"
+    device = chosen_device(options.device)
     compiled = device == "cuda" if options.mode == "auto" else options.mode == "compiled"
     setting = InferenceSetting(
         model=PRESETS[options.preset],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 from sgt_ds.cli.bench_train import (
     MOST_RANKS,
@@ -57,12 +56,11 @@ def scaling(options: argparse.Namespace) -> None:
     }
     measured = {kind: to_measure(wish) for kind, wish in wishes.items()}
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
-        wishes = {kind: replace(wish, scratch=scratch / kind) for kind, wish in wishes.items()}
         try:
             for kind, wish in wishes.items():
-                measure(wish, measured[kind])
+                measure(wish, measured[kind], scratch / kind)
             if options.json:
-                measure_collectives(wishes["weak"], measured["weak"])
+                measure_collectives(wishes["weak"], measured["weak"], scratch / "weak")
         finally:
             if options.json and measured["weak"].figures:
                 print_json({kind: one.as_json() for kind, one in measured.items()})

@@ -7,7 +7,14 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, get_args
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    chosen_device,
+    print_json,
+    whole_number,
+)
 from sgt_ds.config import PRESETS, Entry, GrowthConfig, growth_faults
 from sgt_ds.errors import UserError
 from sgt_ds.growth import POLICIES
@@ -51,7 +58,9 @@ def register(group: Subparsers[Parser]) -> None:
         "--seq-len", type=whole_number(1), default=256, help="positions of a sequence"
     )
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of everything")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any"
+    )
     parser.add_argument("--mode", choices=list(MODES), default="both", help="with torch.compile?")
     parser.add_argument(
         "--rounds", type=whole_number(1), default=10, help="timed steps of each case"
@@ -72,10 +81,7 @@ def step(options: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         from sgt_ds.training import Setting, bench_as_json, bench_step
 
-    cuda = torch.cuda.is_available()
-    if options.device == "cuda" and not cuda:
-        raise UserError("--device", None, "torch sees no CUDA device; use --device cpu")
-    device = "cuda" if cuda and options.device != "cpu" else "cpu"
+    device = chosen_device(options.device)
     setting = Setting(
         model=model,
         method=options.method,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_run, print_json, whole_number
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,15 +48,13 @@ def register(group: Subparsers[Parser]) -> None:
 
 def add_run_options(parser: Parser, variants: Sequence[str]) -> None:
     """Add what every bench of whole runs asks: the run file, the variants, how long, how often."""
-    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="model, data, batch, DeepSpeed")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `sgt-ds train`")
+    add_run(parser, "model, data, batch, DeepSpeed")
     parser.add_argument(
         "--variants",
         nargs="+",
         default=list(variants),
         metavar="V",
-        help="vanilla, sgt:K (its fixed phase), attention_loop:K, block_loop:K "
-        f"(default: {' '.join(variants)})",
+        help="vanilla, sgt:K (its fixed phase), attention_loop:K, block_loop:K",
     )
     parser.add_argument(
         "--micro-batches",
@@ -104,11 +102,10 @@ def train(options: argparse.Namespace) -> None:
     wish = wish_of(options, options.global_batch)
     measured = to_measure(wish)
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
-        wish = replace(wish, scratch=scratch)
         try:
-            measure(wish, measured)
+            measure(wish, measured, scratch)
             if options.json:
-                measure_collectives(wish, measured)
+                measure_collectives(wish, measured, scratch)
         finally:
             if measured.figures and options.json:
                 print_json(measured.as_json())
@@ -117,7 +114,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWish:
-    """The runs that the options ask for, all of them checked. `scratch` is for the caller to set.
+    """The runs that the options ask for, all of them checked.
 
     `global_batch_size`: sequences of an update at every number of ranks; None: as many on each.
     Raises: UserError.
@@ -163,7 +160,6 @@ def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWi
         warm_up=options.warm_up,
         repeats=options.repeats,
         global_batch=global_batch,
-        scratch=Path(),
     )
 
 
@@ -178,15 +174,15 @@ def to_measure(wish: RunWish) -> Measured:
     return Measured(_setting(config, fewest, wish.run_yaml), wanted)
 
 
-def measure(wish: RunWish, measured: Measured) -> None:
-    """Make the runs; `measured` is filled as they end."""
+def measure(wish: RunWish, measured: Measured, scratch: Path) -> None:
+    """Make the runs in `scratch`; `measured` is filled as they end."""
     from sgt_ds.launch import bench_runs
 
-    for run in bench_runs(wish):
+    for run in bench_runs(wish, scratch):
         measured.figures.append(run)
 
 
-def measure_collectives(wish: RunWish, measured: Measured) -> None:
+def measure_collectives(wish: RunWish, measured: Measured, scratch: Path) -> None:
     """Time the collectives that a forecast needs, at each number of ranks."""
     from sgt_ds.launch import GRADIENT_BYTES, bench_collectives
 
@@ -194,7 +190,7 @@ def measure_collectives(wish: RunWish, measured: Measured) -> None:
     bucket = setting["bucket_elements"] * GRADIENT_BYTES[setting["precision"]]
     for ranks in wish.ranks:
         if ranks > 1:
-            measured.collectives[ranks] = bench_collectives(ranks, bucket, wish.scratch)
+            measured.collectives[ranks] = bench_collectives(ranks, bucket, scratch)
 
 
 def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]:

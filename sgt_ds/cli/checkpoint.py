@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
+from sgt_ds.errors import UserError
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -36,8 +37,13 @@ def register(commands: Subparsers[Parser]) -> None:
 def show(options: argparse.Namespace) -> None:
     """Print the table."""
     from sgt_ds.checkpoints import list_checkpoints
+    from sgt_ds.config import RunLayout
 
-    found = list_checkpoints(_folder(options.directory))
+    folder = _folder(options.directory)
+    found = list_checkpoints(folder)
+    if not found and not RunLayout(folder).is_there() and not RunLayout(folder.parent).is_there():
+        mend = "holds neither a run nor checkpoints; give the directory of a run"
+        raise UserError(options.directory, None, mend)
     if options.json:
         print_json([info.as_json() for info in found])
         return
@@ -50,7 +56,7 @@ def show(options: argparse.Namespace) -> None:
         fault = f"  DAMAGED: {info.fault}" if info.fault else ""
         print(f"{info.path.name}  step {info.step:,}  {ranks}  {size}{mark}{fault}")
     if not found:
-        print("no checkpoints")
+        print("no checkpoints yet")
 
 
 def check(options: argparse.Namespace) -> int:
@@ -65,7 +71,6 @@ def check(options: argparse.Namespace) -> int:
         pointer_fault,
         verify,
     )
-    from sgt_ds.errors import UserError
     from sgt_ds.progress import Progress
 
     given: Path = options.directory

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json
+from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_run, print_json, warn
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -17,16 +16,14 @@ def register(commands: Subparsers[Parser]) -> None:
         "sgt-ds config RUN.yaml growth.k_max=2",
         show,
     )
-    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="run configuration")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="dotted overrides"
-    )
+    add_run(parser, "run configuration")
     parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
 
 
 def show(options: argparse.Namespace) -> None:
     """Print the configuration."""
     from sgt_ds.config import dump_run_config, load_run_config
+    from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method
 
     config = load_run_config(options.run, options.overrides)
@@ -34,4 +31,5 @@ def show(options: argparse.Namespace) -> None:
     if options.json:
         print_json(config.model_dump(mode="json"))
     else:
-        print(dump_run_config(config), end="")
+        print(dump_run_config(config), end="", flush=True)
+    warn("config", run_warnings(config))

@@ -12,11 +12,12 @@ from sgt_ds.cli.frame import (
     Subparsers,
     add_command,
     add_group,
+    check_device,
     keep_deepspeed_quiet,
     print_json,
     whole_number,
 )
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, in_field
 from sgt_ds.evaluation import RULES, Metric, Rule, find_tasks
 
 if TYPE_CHECKING:
@@ -41,8 +42,16 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument("first", type=Path, metavar="A", help="a file of `eval tasks --out`")
     parser.add_argument("second", type=Path, metavar="B", help="another model's, on the same data")
     parser.add_argument("--metric", choices=get_args(Metric), help="default: the rule's own")
-    parser.add_argument("--resamples", type=whole_number(100, 10**6), default=10_000, metavar="N")
-    parser.add_argument("--seed", type=whole_number(), default=0, metavar="S")
+    parser.add_argument(
+        "--resamples",
+        type=whole_number(100, 10**6),
+        default=10_000,
+        metavar="N",
+        help="of the bootstrap",
+    )
+    parser.add_argument(
+        "--seed", type=whole_number(), default=0, metavar="S", help="of the bootstrap"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -84,10 +93,12 @@ def _register_tasks(group: Subparsers[Parser]) -> None:
         "--data",
         default="datasets",
         metavar="PLACE",
-        help="folder of TASK/SPLIT.jsonl[.zst|.gz], a file, a URL, or `datasets` (the default): "
+        help="folder of TASK/SPLIT.jsonl[.zst|.gz], a file, a URL, or `datasets`: "
         "the public sets through that package",
     )
-    parser.add_argument("--split", default="validation", metavar="NAME")
+    parser.add_argument(
+        "--split", default="validation", metavar="NAME", help="which part of the data set"
+    )
     parser.add_argument(
         "--rule",
         choices=(*_RULE_FLAGS, "both"),
@@ -145,13 +156,15 @@ def tasks(options: argparse.Namespace) -> None:
         raise UserError("--out", None, f"{options.out} cannot be a file; name one in a folder")
     if not options.directory.exists():
         raise UserError(options.directory, None, "is not there; give an export, a model or a run")
+    check_device(options.device)
     if options.data.partition(":")[0] == HUB:
         print("eval: asking for public sets; --data FOLDER reads files instead", file=sys.stderr)
-    questions = [
-        load_questions(task, rule, options.data, split=options.split, limit=options.limit)
-        for rule in rules
-        for task in chosen
-    ]
+    with in_field("--data"):
+        questions = [
+            load_questions(task, rule, options.data, split=options.split, limit=options.limit)
+            for rule in rules
+            for task in chosen
+        ]
     model = load_scored_model(
         options.directory, tag=options.tag, device=options.device, dtype=options.dtype
     )
@@ -172,6 +185,7 @@ def tasks(options: argparse.Namespace) -> None:
 def perplexity(options: argparse.Namespace) -> None:
     """Load, measure, print."""
     keep_deepspeed_quiet()
+    check_device(options.device)
     from sgt_ds.evaluation import PerplexityProbe, streams_of
     from sgt_ds.inference import load_scored_model
     from sgt_ds.progress import Progress

@@ -6,10 +6,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from sgt_ds.errors import SgtError
+from sgt_ds.errors import SgtError, UserError
 
 Handler = Callable[[argparse.Namespace], int | None]
 
@@ -20,6 +21,20 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Tells every default, once."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        untold = default is None or default is False or default in ("", [], argparse.SUPPRESS)
+        if untold or "default" in text:
+            return text
+        if isinstance(default, list):
+            default = " ".join(str(each) for each in default)
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
+        return f"{text} (default: {shown.replace('%', '%%')})"
 
 
 Subparsers = argparse._SubParsersAction  # the type that add_subparsers returns
@@ -37,10 +52,23 @@ def add_command(
         help=help_line,
         description=help_line,
         epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
-    parser.set_defaults(handler=handler)
+    parser.set_defaults(handler=handler, command=parser)
     return parser
+
+
+def add_run(parser: Parser, help_line: str, *, optional: bool = False) -> None:
+    """Add what a verb about a run takes: RUN.yaml and `key=value` overrides of it."""
+    count = "?" if optional else None
+    parser.add_argument("run", nargs=count, type=Path, metavar="RUN.yaml", help=help_line)
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="dotted keys, instead of what it says",
+    )
 
 
 def add_group(commands: Subparsers[Parser], name: str, help_line: str) -> Subparsers[Parser]:
@@ -93,9 +121,31 @@ def print_json(document: Any) -> None:
     print(json.dumps(document), flush=True)
 
 
+def warn(verb: str, warnings: Iterable[str]) -> None:
+    """Tell each warning in a line on stderr."""
+    for warning in warnings:
+        print(f"sgt-ds {verb}: warning: {warning}", file=sys.stderr, flush=True)
+
+
 def keep_deepspeed_quiet() -> None:
     """For verbs that only read checkpoints: else DeepSpeed warns that it found no accelerator."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def chosen_device(name: str) -> str:
+    """`cpu` or `cuda`, of a flag's `auto`, `cpu` or `cuda`. Raises: UserError as `check_device`."""
+    import torch
+
+    check_device(name)
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def check_device(name: str | None) -> None:
+    """Raises: UserError where `--device` asks for a GPU and torch sees none."""
+    import torch
+
+    if name is not None and name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device", None, f"{name}: torch sees no GPU here; use --device cpu")
 
 
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
@@ -103,12 +153,16 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     options, rest = parser.parse_known_args(arguments)
     # argparse takes positional arguments from one place only; overrides may also follow a flag.
     if any(text.startswith("-") or "=" not in text or "overrides" not in options for text in rest):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        options.command.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.overrides += rest
     try:
         return options.handler(options) or 0
     except SgtError as error:
+        if isinstance(error, UserError) and getattr(options, "overrides", None):
+            from sgt_ds.config import at_fault
+
+            error = at_fault(error, options.run, options.overrides)
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

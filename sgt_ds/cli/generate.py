@@ -6,7 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, real_number, whole_number
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    check_device,
+    print_json,
+    real_number,
+    whole_number,
+)
 from sgt_ds.errors import UserError
 
 
@@ -25,7 +33,13 @@ def register(commands: Subparsers[Parser]) -> None:
     given.add_argument(
         "--prompts", metavar="FILE", type=Path, help="one prompt a line; - for stdin"
     )
-    parser.add_argument("--max-new-tokens", type=whole_number(0, 10**6), default=64, metavar="N")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=whole_number(0, 10**6),
+        default=64,
+        metavar="N",
+        help="of one prompt",
+    )
     parser.add_argument(
         "--temperature",
         type=real_number(0, 100),
@@ -33,11 +47,19 @@ def register(commands: Subparsers[Parser]) -> None:
         metavar="T",
         help="0: the likeliest token",
     )
-    parser.add_argument("--top-p", type=real_number(0, 1), default=1.0, metavar="P")
+    parser.add_argument(
+        "--top-p", type=real_number(0, 1), default=1.0, metavar="P", help="1: all tokens"
+    )
     parser.add_argument(
         "--top-k", type=whole_number(), default=0, metavar="K", help="0: all tokens"
     )
-    parser.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S")
+    parser.add_argument(
+        "--seed",
+        type=whole_number(0, 2**63 - 1),
+        default=0,
+        metavar="S",
+        help="of the random choice",
+    )
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="may stand several times"
     )
@@ -59,6 +81,7 @@ def run(options: argparse.Namespace) -> None:
             "--batch-size", None, f"{options.batch_size} is out of range; give 1 or more"
         )
     prompts = options.prompt if options.prompt is not None else _read_prompts(options.prompts)
+    check_device(options.device)
     from sgt_ds.inference import Sampling, Speaker
 
     sampling = Sampling(

@@ -132,8 +132,7 @@ def show(options: argparse.Namespace) -> None:
     print(f"{path}: {header.method}, step {last:,}, phase {phase}")
     if not taken:
         print("no decision yet" if phase != "fixed" else "this method decides nothing")
-        for layer, loop in loops_as_json(state).items():
-            print(f"  layer {layer}  depth {loop['depth']}  heads {_heads(loop['heads'])}")
+        _print_loops(loops_as_json(state))
         return
     print(f"{'step':>8}  {'event':<9} {'layer':>5} {'depth':>5}  {'heads':<12} {'margin':<15} why")
     for line in taken:
@@ -148,7 +147,7 @@ def show(options: argparse.Namespace) -> None:
 
 def what_if(options: argparse.Namespace) -> None:
     """Print the run's own growth beside the one that the flags ask for, with FLOPs."""
-    from sgt_ds.growth import Measurement, build_policy, change_as_json
+    from sgt_ds.growth import Measurement, build_policy, change_as_json, loops_as_json
     from sgt_ds.growth import replay as changes
 
     path, header, lines = _run_journal(options.run)
@@ -163,7 +162,7 @@ def what_if(options: argparse.Namespace) -> None:
     ):
         taken = list(changes(measured, which, settings.entropy_ema, obey_operator=obey))
         spent = _flops(path, header, which, settings, taken, last)
-        results.append((name, taken, spent))
+        results.append((name, loops_as_json(which.initial_state()), taken, spent))
     if options.json:
         print_json(
             {
@@ -171,19 +170,21 @@ def what_if(options: argparse.Namespace) -> None:
                 "steps": last,
                 **{
                     name.replace(" ", "_"): {
+                        "from_the_start": loops,
                         "changes": [change_as_json(decision) for decision in taken],
                         **spent,
                     }
-                    for name, taken, spent in results
+                    for name, loops, taken, spent in results
                 },
             }
         )
         return
     print(f"ESTIMATE from {path}, {last:,} steps: under another policy the entropies themselves")
     print("would have been different from the first changed loop on.")
-    for name, taken, spent in results:
+    for name, loops, taken, spent in results:
         total, ratio = spent["total_flops"], spent["overhead_ratio"]
-        print(f"{name}: {total:.4g} FLOPs, overhead {100 * ratio:.2f}%, {len(taken)} changes")
+        print(f"{name}: {total:.4g} FLOPs, overhead {100 * ratio:.2f}%, {_number(loops, taken)}")
+        _print_loops(loops)
         for decision in taken:
             print(_row(decision))
 
@@ -293,6 +294,18 @@ def _flops(
         )
         counter.add(tokens, passes)
     return {"total_flops": counter.total, "overhead_ratio": counter.overhead_ratio}
+
+
+def _number(loops: dict[str, Any], taken: list[Decision]) -> str:
+    """How much grew; a static method's loops are there from the first update on."""
+    if loops and not taken:
+        return f"{len(loops)} layers loop from the start"
+    return f"{len(taken)} changes"
+
+
+def _print_loops(loops: dict[str, Any]) -> None:
+    for layer, loop in loops.items():
+        print(f"  layer {layer}  depth {loop['depth']}  heads {_heads(loop['heads'])}")
 
 
 def _row(decision: Decision) -> str:

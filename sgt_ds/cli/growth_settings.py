@@ -37,7 +37,10 @@ def add_settings(parser: Parser) -> None:
     parser.add_argument("--method", help="growth method (default: the journal's, or sgt)")
     parser.add_argument("--k-max", type=whole_number(), metavar="K", help="deepest loop (K_max)")
     parser.add_argument(
-        "--layers", type=_layers, metavar="L", help="looping layers (L); other methods: 1,7,15"
+        "--layers",
+        type=_layers,
+        metavar="L",
+        help="looping layers (L); other methods: 1,7,15 or 7,",
     )
     parser.add_argument(
         "--heads", type=whole_number(), metavar="H", help="heads of a looping layer (h)"
@@ -151,6 +154,8 @@ def _build(
         mend = f"{detail['msg']} (got {detail['input']!r}); correct it"
         raise UserError(path, place(str(detail["loc"][0])), mend) from None
     for key, fault in growth_faults(method, settings, model):
+        if method != "sgt" and place(key) == "--layers" and isinstance(settings.layers, int):
+            fault = f"method {method} takes a list of layers, as 1,7 or {settings.layers},"
         raise UserError(path, place(key), fault)
     return build_policy(method, settings, model), settings
 

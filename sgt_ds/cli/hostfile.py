@@ -29,16 +29,14 @@ def register(commands: Subparsers[Parser]) -> None:
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="directory that all hosts must see, as the run directory's (the current one)",
+        help="directory that all hosts must see, as the run directory's (default: the current one)",
     )
     port = whole_number(1, 65535)
     parser.add_argument("--ssh-port", type=port, help="port of sshd on the hosts")
     parser.add_argument(
-        "--metrics-port", type=port, default=9400, help="port of a host's first rank (9400)"
+        "--metrics-port", type=port, default=9400, help="port of a host's first rank"
     )
-    parser.add_argument(
-        "--master-port", type=port, default=29500, help="port of the first host (29500)"
-    )
+    parser.add_argument("--master-port", type=port, default=29500, help="port of the first host")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -7,7 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, real_number, whole_number
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    add_run,
+    print_json,
+    real_number,
+    whole_number,
+)
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +42,19 @@ GROWTH_FLAGS = (
     "freeze_at",
 )
 
+# Flags and the keys of a run that they stand for.
+KEYS = {
+    **{flag: f"growth.{flag}" for flag in GROWTH_FLAGS},
+    "preset": "preset",
+    "method": "method",
+    "vocab_size": "model.vocab_size",
+    "seq_len": "data.sequence_length",
+    "global_batch": "training.global_batch_size",
+    "steps": "training.steps",
+    "micro_batch_size": "training.micro_batch_size",
+    "activation_checkpointing": "training.activation_checkpointing",
+    "compile": "training.compile",
+}
 
 _count = whole_number(1, 10**7)
 _natural = whole_number(0, 10**7)
@@ -51,8 +72,7 @@ def register(commands: Subparsers[Parser]) -> None:
         "--peak-tflops 989\n  sgt-ds plan RUN.yaml growth.k_max=2 --json",
         show,
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN.yaml", help="plan this run")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
+    add_run(parser, "plan this run", optional=True)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     _add_run_flags(parser)
     _add_growth_flags(parser)
@@ -104,7 +124,11 @@ def _add_growth_flags(parser: Parser) -> None:
 
 def _add_layout_flags(parser: Parser) -> None:
     layout = parser.add_argument_group("memory")
-    layout.add_argument("--world-size", type=_count, help="ranks (default: 8)")
+    layout.add_argument(
+        "--world-size",
+        type=_count,
+        help="ranks (default: with RUN.yaml 1, else 8, or the most below that divide the batch)",
+    )
     layout.add_argument("--micro-batch-size", type=_count, help="sequences of one forward pass")
     layout.add_argument("--zero-stage", type=int, choices=(0, 1, 2), help="default: 2")
     layout.add_argument("--precision", choices=("bf16", "fp32"), help="default: bf16")
@@ -127,7 +151,7 @@ def show(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"preset": preset, **result.as_json()})
     else:
-        print(table(result, preset))
+        print(table(result, preset, ranks_assumed=options.world_size is None))
 
 
 def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
@@ -144,6 +168,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     if options.run is not None:
         if "=" in str(options.run):
             raise UserError(HERE, str(options.run), "an override needs RUN.yaml before it")
+        _check_said_once(options)
         config = load_run_config(options.run, options.overrides)
         check_method(config.method, str(options.run))
         recipe, preset = recipe_of_run(config), preset or config.preset
@@ -157,19 +182,40 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     method: str = options.method or recipe.method
     global_batch = options.global_batch or recipe.global_batch_size
     source = HERE if options.run is None else str(options.run)
+    growth = _growth(options, recipe.growth, method, model, source)
     result = plan(
         model,
         method,
-        _growth(options, recipe.growth, method, model, source),
+        growth,
         sequence_length=options.seq_len or recipe.sequence_length,
         global_batch_size=global_batch,
         steps=options.steps or recipe.steps,
         layout=_layout(options, config, source, global_batch),
+        warmup_steps=recipe.warmup_steps,
         assumption=options.schedule,
         journal=journal,
         speed=_speed(options),
     )
+    asked = recipe.growth.layers if options.layers is None else options.layers
+    if options.run is not None and isinstance(asked, int) and isinstance(growth.layers, list):
+        warning = (
+            f"training by {method} takes growth.layers as a list; this is planned for any "
+            f"{len(growth.layers)} layers"
+        )
+        result = replace(result, warnings=(*result.warnings, warning))
     return result, preset
+
+
+def _check_said_once(options: argparse.Namespace) -> None:
+    """Raises: UserError where a flag and an override give the same key: one would be lost."""
+    given = {key: flag for flag, key in KEYS.items() if getattr(options, flag) is not None}
+    for override in options.overrides:
+        name = override.partition("=")[0]
+        for key, flag in given.items():
+            shape = key == "preset" and name.partition(".")[0] == "model"
+            if shape or f"{key}.".startswith(f"{name}."):
+                mend = f"stands beside {override}, which says it too; give one of them"
+                raise UserError(HERE, f"--{flag.replace('_', '-')}", mend)
 
 
 def _check_known(flag: str, value: str | None, known: tuple[str, ...]) -> None:

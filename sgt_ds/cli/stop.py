@@ -24,7 +24,7 @@ def register(commands: Subparsers[Parser]) -> None:
         type=real_number(0, 1e6),
         default=120.0,
         metavar="SECONDS",
-        help="time to save and end before the processes are killed (120)",
+        help="time to save and end before the processes are killed",
     )
 
 

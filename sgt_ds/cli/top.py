@@ -64,7 +64,7 @@ def show(options: argparse.Namespace) -> None:
         print(render(source.read(), plain=plain), end="")
         return
     if not sys.stdout.isatty():
-        raise UserError("sgt-ds top", "--once", "is needed where stdout is no terminal; add it")
+        raise UserError("--once", None, "is needed where stdout is no terminal; add it")
     view, trouble = source.read(), ""
     try:
         while True:

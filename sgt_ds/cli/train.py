@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, real_number, whole_number
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    add_run,
+    real_number,
+    warn,
+    whole_number,
+)
 from sgt_ds.errors import SgtError, UserError
 
 if TYPE_CHECKING:
@@ -33,8 +41,7 @@ def register(commands: Subparsers[Parser]) -> None:
         "  sgt-ds train RUN.yaml --hostfile hostfiles/cluster --max-restarts 5",
         train,
     )
-    parser.add_argument("run", type=Path, metavar="RUN.yaml", help="run configuration")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
+    add_run(parser, "run configuration")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--hostfile", type=Path, help="machines to train on: lines `host slots=N`")
     place.add_argument(
@@ -42,7 +49,7 @@ def register(commands: Subparsers[Parser]) -> None:
         type=whole_number(1, 65535),
         default=1,
         metavar="N",
-        help="ranks on this machine (1)",
+        help="ranks on this machine",
     )
     parser.add_argument("--deepspeed_config", type=Path, help="DeepSpeed JSON instead of the run's")
     parser.add_argument(
@@ -50,14 +57,14 @@ def register(commands: Subparsers[Parser]) -> None:
         type=whole_number(),
         default=0,
         metavar="N",
-        help="start again after a fault, N times without progress (0)",
+        help="start again after a fault, N times without progress",
     )
     parser.add_argument(
         "--grace",
         type=real_number(0, 1e6),
         default=120.0,
         metavar="SECONDS",
-        help="time to save and end when asked to stop (120)",
+        help="time to save and end when asked to stop",
     )
     parser.add_argument("--launcher", default="pdsh", choices=("pdsh", "openmpi"), help="for hosts")
     parser.add_argument("--launcher-args", default="", help="arguments for pdsh or mpirun")
@@ -88,12 +95,14 @@ def train(options: argparse.Namespace) -> int:
 
     from sgt_ds.config import RunLayout, load_run_config
     from sgt_ds.data import check_data
+    from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method, settled_growth
     from sgt_ds.launch import Launch, check_launch, supervise
 
-    name = str(options.run)
+    name, first = str(options.run), True
 
     def prepare(more: Sequence[str]) -> Launch:
+        nonlocal first
         overrides = [*options.overrides, *more]
         if options.deepspeed_config is not None:
             overrides.append(f"deepspeed={options.deepspeed_config}")
@@ -103,6 +112,9 @@ def train(options: argparse.Namespace) -> int:
         check_launch(config, name, target)
         check_data(config.data, config.model, config.evaluation)
         settled_growth(config, RunLayout(config.run_dir).journal)
+        if first and not target.node_rank:
+            warn("train", run_warnings(config))
+        first = False
         return Launch(config, target, [name, *overrides])
 
     return supervise(prepare, grace_seconds=options.grace, max_restarts=options.max_restarts)

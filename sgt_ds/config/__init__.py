@@ -11,6 +11,7 @@ from sgt_ds.config.deepspeed import (
 from sgt_ds.config.evaluation import EvaluationConfig, TaskSource, TextSource
 from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import (
+    at_fault,
     config_differences,
     config_hash,
     dump_run_config,
@@ -32,7 +33,11 @@ from sgt_ds.config.run import (
     WandbConfig,
     growth_faults,
 )
-from sgt_ds.config.run_directory import check_run_directory, prepare_run_directory
+from sgt_ds.config.run_directory import (
+    check_only_run,
+    check_run_directory,
+    prepare_run_directory,
+)
 from sgt_ds.config.start import check_start
 
 __all__ = [
@@ -56,7 +61,9 @@ __all__ = [
     "TrainingConfig",
     "WandbConfig",
     "accumulation_steps",
+    "at_fault",
     "brought_along",
+    "check_only_run",
     "check_run_directory",
     "check_start",
     "config_differences",

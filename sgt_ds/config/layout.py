@@ -37,10 +37,46 @@ class RunLayout:
         """Item results of evaluations in the loop, one file a step."""
         return self.run_dir / "evaluations"
 
+    def is_there(self) -> bool:
+        """Whether a start was made here, however it ended."""
+        return self.config.exists() or self.control.is_dir()
+
     def has_begun(self) -> bool:
         """Whether anything was trained here: a row of metrics or a checkpoint is there."""
         rows = self.metrics.exists() and self.metrics.stat().st_size > 0
         return rows or any(self.checkpoints.glob("step-*"))
+
+    def strangers(self) -> list[str]:
+        """Names of what lies here and no run wrote, sorted; none where something was trained here.
+
+        What a job leaves before it starts is no stranger: hidden files, and logs that a shell or
+        Slurm sends here.
+        """
+        if not self.run_dir.is_dir() or (self.config.exists() and self.has_begun()):
+            return []
+        # Every start makes it first: without it a file under one of our names is not ours.
+        begun = self.control.is_dir() or any(self.checkpoints.glob("step-*"))
+        own = {path.name for path in self._entries()} if begun else set()
+        return sorted(
+            path.name
+            for path in self.run_dir.iterdir()
+            if path.name not in own | {"lost+found"}
+            and not path.name.startswith(".")
+            and not (path.suffix in (".log", ".out", ".err") and path.is_file())
+        )
+
+    def _entries(self) -> tuple[Path, ...]:
+        """All that a run writes into its directory."""
+        return (
+            *(self.config, self.journal, self.metrics, self.checkpoints, self.evaluations),
+            *(self.logs, self.targets, self.tensorboard, self.wandb, self.control),
+            self.set_aside,
+        )
+
+    @property
+    def control(self) -> Path:
+        """Requests, locks and what is told of the processes that train."""
+        return self.run_dir / "control"
 
     @property
     def logs(self) -> Path:
@@ -70,12 +106,12 @@ class RunLayout:
     @property
     def exporter_counters(self) -> Path:
         """Where the exported counters stand as scrapers last saw them."""
-        return self.run_dir / "control" / "counters.json"
+        return self.control / "counters.json"
 
     @property
     def training_lock(self) -> Path:
         """Held by global rank 0 for as long as it trains."""
-        return self.run_dir / "control" / "training.lock"
+        return self.control / "training.lock"
 
     @property
     def set_aside(self) -> Path:
@@ -84,14 +120,14 @@ class RunLayout:
 
     def signs_of_life(self, launch: str) -> Path:
         """Where the ranks of one launch tell where they stand."""
-        return self.run_dir / "control" / "ranks" / launch
+        return self.control / "ranks" / launch
 
     @property
     def stop_request(self) -> Path:
         """While this file is there, ranks save and end after the update in progress."""
-        return self.run_dir / "control" / "stop"
+        return self.control / "stop"
 
     @property
     def freeze_request(self) -> Path:
         """While this file is there, growth decides nothing any more."""
-        return self.run_dir / "control" / "freeze"
+        return self.control / "freeze"

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from sgt_ds.config.brought import brought_along, brought_names
 from sgt_ds.config.model import PRESETS
@@ -88,6 +89,15 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise _as_user_error(path, error) from None
+
+
+def at_fault(error: UserError, run: Path, overrides: Sequence[str]) -> UserError:
+    """The error as it is told: a fault of a key that an override gives is none of the YAML's."""
+    keys = [override.partition("=")[0] for override in overrides]
+    field = error.field or ""
+    if error.file != str(run) or not any(f"{field}.".startswith(f"{key}.") for key in keys):
+        return error
+    return UserError("command line", error.field, error.mend, everywhere=error.everywhere)
 
 
 def config_differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -198,9 +208,7 @@ def _hint(key: str, siblings: Sequence[str]) -> str:
 
 
 def _as_user_error(path: Path, error: ValidationError) -> UserError:
-    # A misspelt key often leaves the right one missing: the misspelt one is the cause.
-    details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
-    detail = details[0]
+    detail = _cause(error)
     # pydantic adds the tried union member (a type's name) to the location: not a key of the user's.
     location = _keys_of(detail["loc"])
     field = ".".join(location) or None
@@ -216,8 +224,27 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
         if separator and field is None and " " not in key:  # a check across sections names its key
             return UserError(path, key, rest)
         return UserError(path, field, message)
+    if detail.get("input") is None:
+        return UserError(path, field, "is empty; give a value")
+    if detail["type"] == "model_type":
+        keys = ", ".join(_fields_at(location))
+        return UserError(path, field, f"is a section, not a value; give keys of it: {keys}")
+    if detail["type"] == "path_type":
+        message = "must be a path, in quotes where it reads like a number"
     got = "" if _is_secret(location) else f" (got {detail.get('input')!r})"
     return UserError(path, field, f"{message}{got}; correct it")
+
+
+def _cause(error: ValidationError) -> ErrorDetails:
+    """The one of several faults that explains the others."""
+
+    def rank(detail: ErrorDetails) -> tuple[bool, bool]:
+        # A misspelt key often leaves the right one missing. Of a value that may be one of several
+        # kinds, keys were meant for a section: what that one lacks tells more than that it is one.
+        inside = detail["type"] == "missing" and len(detail["loc"]) > 1
+        return detail["type"] != "extra_forbidden", not inside
+
+    return min(error.errors(), key=rank)
 
 
 def _keys_of(location: Sequence[str | int]) -> list[str]:

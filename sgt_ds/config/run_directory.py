@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import config_differences, dump_run_config, load_run_config
 from sgt_ds.config.run import RunConfig
@@ -43,6 +45,27 @@ def check_run_directory(config: RunConfig) -> bool:
             saved, "resume", "is never, but run_dir holds this run; remove it or resume"
         )
     return True
+
+
+def check_only_run(config: RunConfig, config_file: str | Path, *brought: Path | None) -> None:
+    """Raises: UserError where `run_dir` holds what no run wrote; then it is somebody else's folder.
+
+    `config_file`, `brought`: files of the user's for this run, which may lie there.
+    """
+    mine = {path.resolve() for path in (Path(config_file), *brought, config.deepspeed) if path}
+    strangers = [
+        name
+        for name in RunLayout(config.run_dir).strangers()
+        if name == RunLayout(config.run_dir).config.name
+        or (config.run_dir / name).resolve() not in mine
+    ]
+    if strangers:
+        more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
+        raise UserError(
+            config.run_dir,
+            "run_dir",
+            f"holds {strangers[0]}{more}, and no run of this program; give a new or empty folder",
+        )
 
 
 def prepare_run_directory(config: RunConfig, *, resuming: bool) -> None:

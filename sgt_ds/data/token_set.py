@@ -20,7 +20,7 @@ from sgt_ds.data.manifest import NAME, Manifest, read_manifest
 from sgt_ds.data.remote import is_remote, is_remote_set
 from sgt_ds.data.shard_cache import ShardCache, cache_root
 from sgt_ds.data.shards import Shard
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, in_field
 
 log = logging.getLogger("sgt_ds")
 
@@ -236,10 +236,13 @@ def check_data(
     the vocabulary exceeds the model's, the sequence is longer than any shard, or remote sets exceed
     the cache's limit.
     """
-    locations = [source.path for source in data.train]
+    named = [(f"data.train.{place}.path", each.path) for place, each in enumerate(data.train)]
     if data.validation is not None:
-        locations.append(data.validation)
-    sets = [open_token_set(location, data.cache_dir) for location in locations]
+        named.append(("data.validation", data.validation))
+    sets = []
+    for key, location in named:
+        with in_field(key):
+            sets.append(open_token_set(location, data.cache_dir))
     for token_set in sets:
         if token_set.vocab_size > model.vocab_size:
             raise UserError(
@@ -254,7 +257,8 @@ def check_data(
         remote = [token_set for token_set in sets if token_set.is_remote]
         for text in [] if evaluation is None else evaluation.perplexity:
             if is_remote_set(text.path):
-                remote.append(open_token_set(text.path, data.cache_dir))
+                with in_field("evaluation.perplexity"):
+                    remote.append(open_token_set(text.path, data.cache_dir))
         _make_room(remote, data)
 
 

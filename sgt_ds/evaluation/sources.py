@@ -38,7 +38,9 @@ def load_questions(
     """
     items = list(itertools.islice(_items(task, rule, location, split), limit))
     if not items:
-        raise UserError(location, task.name, f"has no row of split {split}; check --data, --split")
+        raise UserError(
+            location, task.name, f"has no row of split {split}; check the path and the split"
+        )
     return Questions(task, rule, items)
 
 
@@ -92,9 +94,11 @@ def _pattern(task: Task, location: str, split: str) -> str:
             raise UserError(folder, split, f"is there as {len(found)} files; name one of them")
         if found:
             return str(found[0])
-    raise UserError(
-        folders[own is False], f"{split}.jsonl", "is not there (nor with .gz or .zst); give --data"
-    )
+    if Path(location).is_dir():
+        fault = f"holds neither {split}.jsonl nor {task.folder}/{split}.jsonl, with .gz or .zst or plain"
+    else:
+        fault = "is no folder, nor a file of .json or .jsonl"
+    raise UserError(location, None, f"{fault}; check the path and the split")
 
 
 def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str, Row]]:

@@ -7,7 +7,7 @@ from sgt_ds.flops.accountant import (
     vanilla_flops_per_token,
 )
 from sgt_ds.flops.memory import Layout, Memory, memory_per_rank
-from sgt_ds.flops.plan import Event, Outcome, Plan, Speed, earliest_outcome, plan
+from sgt_ds.flops.plan import Event, Outcome, Plan, Speed, earliest_outcome, plan, run_warnings
 from sgt_ds.flops.recipe import (
     PAPER_PRESET,
     Recipe,
@@ -37,6 +37,7 @@ __all__ = [
     "plan",
     "recipe_of_journal",
     "recipe_of_run",
+    "run_warnings",
     "table",
     "vanilla_flops_per_token",
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sgt_ds.config import GrowthConfig, ModelConfig
+from sgt_ds.config import FromJournal, GrowthConfig, ModelConfig, RunConfig
 from sgt_ds.flops.accountant import FlopsCounter, parameter_count, vanilla_flops_per_token
 from sgt_ds.flops.memory import Layout, Memory, memory_per_rank
 from sgt_ds.flops.schedule import (
@@ -172,6 +172,18 @@ def earliest_outcome(
     return _price(schedule, model, method, growth, sequence_length, tokens)
 
 
+def run_warnings(config: RunConfig) -> list[str]:
+    """What a run may do and hardly wants: growth, or a learning rate, that does not end in time."""
+    growth, steps = config.growth, config.training.steps
+    if isinstance(growth.layers, FromJournal):
+        # Which layers they are changes no time, and their journal may be gone.
+        growth = growth.model_copy(update={"layers": list(range(growth.layers.top))})
+    return [
+        *_growth_warnings(config.method, growth, config.model, steps),
+        *_rate_warnings(config.optimizer.warmup_steps, steps),
+    ]
+
+
 def plan(
     model: ModelConfig,
     method: str,
@@ -182,6 +194,7 @@ def plan(
     steps: int,
     world_size: int = 8,
     layout: Layout | None = None,
+    warmup_steps: int = 0,
     assumption: Assumption = "earliest",
     journal: Path | None = None,
     speed: Speed | None = None,
@@ -189,6 +202,7 @@ def plan(
     """Plan a run.
 
     `layout`: how it is spread and executed; its ranks are counted instead of `world_size`.
+    `warmup_steps`: of the learning rate, for a warning only.
     `assumption`: which schedule the plan stands on; with `journal` it is that run's own.
     Raises: UserError where a journal can't be used.
     """
@@ -205,7 +219,7 @@ def plan(
     stalled = priced(lower(method, growth, model, steps))
     # A method that narrows its heads window by window costs more where it stalls, not less.
     cases["lower"] = min(cases["earliest"], stalled, key=lambda case: case.total_flops)
-    warnings = _warnings(method, growth, model, steps)
+    warnings = _growth_warnings(method, growth, model, steps) + _rate_warnings(warmup_steps, steps)
     if journal is not None:
         schedule, reached = from_journal(journal, method, growth, model, steps)
         outcome = priced(schedule)
@@ -293,7 +307,19 @@ def _per_token(model: ModelConfig, sequence_length: int, passes: dict[int, Passe
     return counter.per_token
 
 
-def _warnings(method: str, growth: GrowthConfig, model: ModelConfig, steps: int) -> list[str]:
+def _rate_warnings(warmup_steps: int, steps: int) -> list[str]:
+    """What keeps the learning rate from falling."""
+    if warmup_steps < steps:
+        return []
+    return [
+        f"the learning rate only rises: its warm-up takes {warmup_steps} steps "
+        f"(optimizer.warmup_steps), the run has {steps}; warm up for less, or train longer"
+    ]
+
+
+def _growth_warnings(
+    method: str, growth: GrowthConfig, model: ModelConfig, steps: int
+) -> list[str]:
     """What keeps the growth from ending in time, even where every window changes something."""
     finish = finish_step(method, growth, model)
     if finish is None:

@@ -34,6 +34,8 @@ class Recipe:
     sequence_length: int = 4096
     global_batch_size: int = 1024
     steps: int = 5035
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises; 0 where nothing says."""
 
 
 def recipe_of_run(config: RunConfig) -> Recipe:
@@ -45,6 +47,7 @@ def recipe_of_run(config: RunConfig) -> Recipe:
         config.data.sequence_length,
         config.training.global_batch_size,
         config.training.steps,
+        config.optimizer.warmup_steps,
     )
 
 

@@ -17,9 +17,12 @@ _MEANING = {
 }
 
 
-def table(plan: Plan, preset: str | None = None) -> str:
-    """Totals, cases, events and memory, in lines of at most 100 columns."""
-    return "\n".join(_lines(plan, preset))
+def table(plan: Plan, preset: str | None = None, *, ranks_assumed: bool = False) -> str:
+    """Totals, cases, events and memory, in lines of at most 100 columns.
+
+    `ranks_assumed`: nobody has said how many there are.
+    """
+    return "\n".join(_lines(plan, preset, ranks_assumed))
 
 
 def flops(value: int) -> str:
@@ -31,7 +34,7 @@ def flops(value: int) -> str:
     return f"{scaled:.2f}e{exponent}" if exponent else str(value)
 
 
-def _lines(plan: Plan, preset: str | None) -> Iterator[str]:
+def _lines(plan: Plan, preset: str | None, ranks_assumed: bool) -> Iterator[str]:
     shape = plan.model
     vanilla = vanilla_flops_per_token(shape, plan.sequence_length)
     yield (
@@ -51,6 +54,8 @@ def _lines(plan: Plan, preset: str | None) -> Iterator[str]:
         yield from _events(plan.outcome)
     yield ""
     yield from _memory(plan.memory, plan)
+    if ranks_assumed:
+        yield "  this number of ranks is assumed; --world-size gives another"
     if plan.speed is not None:
         cost = plan.speed.cost_of(plan.outcome.total_flops, plan.layout.world_size)
         seconds, gpu_hours = cost["seconds"] or 0.0, cost["gpu_hours"]
@@ -98,11 +103,16 @@ def _events(outcome: Outcome) -> Iterator[str]:
         yield "heads a>b: all a are computed for one window, then the b that stay"
 
 
+def _ranks(plan: Plan) -> str:
+    count = plan.layout.world_size
+    return "the one rank" if count == 1 else f"one of {count} ranks"
+
+
 def _memory(memory: Memory, plan: Plan) -> Iterator[str]:
     layout = plan.layout
     kept = "recomputed" if layout.activation_checkpointing else "kept"
     yield (
-        f"memory of one of {layout.world_size} ranks at its peak (ZeRO-{layout.zero_stage}, "
+        f"memory of {_ranks(plan)} at its peak (ZeRO-{layout.zero_stage}, "
         f"{layout.precision}, micro-batch {layout.micro_batch_size}, activations {kept})"
     )
     unit, bytes_of_unit = ("GiB", 2**30) if memory.total >= 2**30 else ("MiB", 2**20)

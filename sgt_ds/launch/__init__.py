@@ -5,8 +5,8 @@ from sgt_ds.launch.bench_launch import (
     gpu_words,
     launch_one,
     make_scratch,
+    path_override,
     scratch_for,
-    setting_words,
 )
 from sgt_ds.launch.checks import check_build_locks, check_compiler, check_launch
 from sgt_ds.launch.command import (
@@ -89,12 +89,12 @@ __all__ = [
     "make_scratch",
     "master_address",
     "parse_hostfile",
+    "path_override",
     "probe",
     "processes_of",
     "read_environment_file",
     "read_record",
     "scratch_for",
-    "setting_words",
     "stop",
     "supervise",
     "supervision",

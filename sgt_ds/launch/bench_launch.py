@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from sgt_ds.errors import SgtError, UserError
+from sgt_ds.launch.facts import gpus_here
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes
 from sgt_ds.ports import free_ports
 
@@ -68,9 +69,9 @@ def launch_one(
 def gpu_words(ranks: int) -> tuple[str, str]:
     """The launcher's words for so many GPUs of this host, those that CUDA_VISIBLE_DEVICES names.
 
-    Raises: UserError where it names none or too few, or otherwise than by number.
+    On a host that has none they are ranks on the CPU. Raises: UserError where it names none or too few, or otherwise than by number.
     """
-    if os.environ.get(_GPUS, "unset").strip(", ") == "":
+    if os.environ.get(_GPUS, "unset").strip(", ") == "" and gpus_here():
         raise UserError(
             _GPUS,
             None,
@@ -123,9 +124,9 @@ def scratch_for(given: Path | None) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def setting_words(**paths: Path) -> list[str]:
-    """Overrides of a run that set a path each; `__` in a name stands for the dot."""
-    return [f"{name.replace('__', '.')}={json.dumps(str(path))}" for name, path in paths.items()]
+def path_override(key: str, path: Path) -> str:
+    """The override that sets a key of a run to a path, whatever that would mean in YAML."""
+    return f"{key}={json.dumps(str(path))}"
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from sgt_ds.config import (
     ModelConfig,
     RunConfig,
     RunLayout,
+    check_only_run,
     check_run_directory,
     check_start,
     resolve_deepspeed,
@@ -23,6 +24,7 @@ from sgt_ds.config import (
 from sgt_ds.errors import UserError
 from sgt_ds.launch.command import Target, check_launcher
 from sgt_ds.launch.probe import probe
+from sgt_ds.launch.supervisor import check_idle
 from sgt_ds.telemetry import Certificate
 
 STALE_LOCK_SECONDS = 300.0
@@ -36,10 +38,13 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     check_launcher(target)
     resolve_deepspeed(config, target.world_size, config_file)
     check_run_directory(config)
+    if not target.node_rank:  # the first host's run may have begun
+        check_only_run(config, config_file, target.hostfile)
+        check_idle(config.run_dir)
     for host in target.own_hosts:
         _check_ports(config, config_file, host.slots)
         if target.master_port is not None and target.hosts[0] is host:
-            _check_port("", target.master_port, "--master-port", "choose another")
+            _check_port("", target.master_port, "--master-port", None, "choose another")
     if config.training.compile:
         check_compiler(config_file)
     _check_password(config, config_file, target)
@@ -191,16 +196,17 @@ def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
         _check_port(
             telemetry.host,
             port,
-            f"{config_file}: telemetry.port",
+            config_file,
+            "telemetry.port",
             f"set another; {ranks} ports from it on must be free",
         )
 
 
-def _check_port(host: str, port: int, field: str, mend: str) -> None:
+def _check_port(host: str, port: int, file: str, field: str | None, mend: str) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "ports end at 65535"
-            raise UserError(field, None, f"port {port} cannot be used ({why}); {mend}") from None
+            raise UserError(file, field, f"port {port} cannot be used ({why}); {mend}") from None

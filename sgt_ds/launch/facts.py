@@ -65,11 +65,16 @@ def facts(question: Question) -> Facts:
         deepspeed=_version("deepspeed"),
         project=f"{sgt_ds.__version__}+{_digest(Path(sgt_ds.__file__).parent, '*.py')}",
         ds_configs=_digest(Path("ds_configs"), "*.json"),
-        gpus=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
+        gpus=gpus_here(),
         taken_ports=[port for port in question.ports if not is_free("", port)],
         reads_shared=_shares(question),
         clock=time.time(),
     )
+
+
+def gpus_here() -> int:
+    """GPUs of this host, whichever of them a process may see. Asks no driver and loads no torch."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 def answer_file(question: Question) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sgt_ds.errors import UserError
+from sgt_ds.launch.command import is_this_host
 from sgt_ds.launch.facts import Facts, Question, answer_file, question_file
 from sgt_ds.launch.hostfile import Host
 from sgt_ds.launch.ssh import Answer, ask, module_command
@@ -60,7 +62,13 @@ def probe(
     """Ask all hosts at once. `shared`: a directory that all of them should see, and write to.
 
     `metrics_port`: of a host's first rank; `master_port`: of the first host. None: not looked at.
+    One host that is this machine is asked as it would train, without ssh.
     """
+    alone = len(hosts) == 1 and is_this_host(hosts[0])
+    if not alone and shutil.which("ssh") is None:
+        raise UserError(
+            "--probe", None, "needs ssh, which is not installed; install openssh-client"
+        )
     token = f"sgt-probe-{secrets.token_hex(6)}"
     mark = question_file(shared, token)
     questions = {
@@ -82,7 +90,10 @@ def probe(
         answers = ask(
             {
                 name: module_command(
-                    "sgt_ds.launch.facts", [json.dumps(asdict(question))], name, ssh_port
+                    "sgt_ds.launch.facts",
+                    [json.dumps(asdict(question))],
+                    None if alone else name,
+                    ssh_port,
                 )
                 for name, question in questions.items()
             }
@@ -92,7 +103,7 @@ def probe(
         mark.unlink(missing_ok=True)
         for question in questions.values():
             answer_file(question).unlink(missing_ok=True)
-    found = [_probed(host, answers[host.name]) for host in hosts]
+    found = [_probed(host, answers[host.name], by_ssh=not alone) for host in hosts]
     usual = _usual([one.facts for one in found if one.facts is not None])
     for one in found:
         if one.facts is not None:
@@ -135,9 +146,10 @@ def _ports(host: Host, metrics_port: int | None, master_port: int | None) -> lis
     return own
 
 
-def _probed(host: Host, answer: Answer) -> Probed:
+def _probed(host: Host, answer: Answer, *, by_ssh: bool) -> Probed:
     if answer.fault:
-        return Probed(host, None, 0.0, [f"not reached by ssh: {answer.fault}"])
+        how = "not reached by ssh" if by_ssh else "cannot be asked"
+        return Probed(host, None, 0.0, [f"{how}: {answer.fault}"])
     try:
         facts = Facts(**json.loads(answer.output.splitlines()[-1]))
     except (ValueError, TypeError, IndexError):
@@ -158,7 +170,8 @@ def _faults(one: Probed, usual: dict[str, str], found: Sequence[Probed]) -> list
     assert facts is not None
     for name, title in SAME.items():
         own = str(getattr(facts, name))
-        if own == "missing":
+        # DeepSpeed's files may lie elsewhere, or come with the package.
+        if own == "missing" and (name != "ds_configs" or usual[name] != "missing"):
             faults.append(f"has no {title}")
         elif own != usual[name]:
             faults.append(f"has {title} {own}, others {usual[name]}")

@@ -133,22 +133,32 @@ def supervision(run_dir: Path) -> Iterator[None]:
 
     The kernel lets go when the process dies, however it dies.
     """
-    control = control_directory(run_dir)
+    lock = supervisor_lock(run_dir)
     try:
-        control.mkdir(parents=True, exist_ok=True)
-        descriptor = take_lock(control / "lock")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = take_lock(lock)
     except OSError as error:
         raise UserError(run_dir, "run_dir", f"cannot be written ({error.strerror})") from None
     if descriptor is None:
-        record = read_record(run_dir)
-        who = "" if record is None else f" (process {record.pid} on {record.host})"
-        raise UserError(
-            run_dir, "run_dir", f"is being trained{who}; `sgt-ds stop {run_dir}` ends that run"
-        )
+        raise in_training(run_dir)
     try:
         yield
     finally:
         os.close(descriptor)
+
+
+def in_training(run_dir: Path) -> UserError:
+    """What is said where another `sgt-ds train` holds the run."""
+    record = read_record(run_dir)
+    who = "" if record is None else f" (process {record.pid} on {record.host})"
+    return UserError(
+        run_dir, "run_dir", f"is being trained{who}; `sgt-ds stop {run_dir}` ends that run"
+    )
+
+
+def supervisor_lock(run_dir: Path) -> Path:
+    """Held by the process that supervises the run."""
+    return control_directory(run_dir) / "lock"
 
 
 def _path(run_dir: Path) -> Path:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import SgtError, UserError
-from sgt_ds.launch.bench_launch import launch_one, make_scratch, setting_words
+from sgt_ds.launch.bench_launch import launch_one, make_scratch, path_override
 from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
 
@@ -58,7 +58,6 @@ class RunWish:
     """Times that all runs are made, in turned order, so that a drift hits them alike."""
     global_batch: Mapping[int, int]
     """Sequences of an update, by number of ranks."""
-    scratch: Path
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,10 @@ def variant(text: str, num_layers: int, heads: int) -> Variant:
     return Variant(text, ("method=high_entropy_loop", *listed, *soon))
 
 
-def bench_runs(wish: RunWish) -> Iterator[RunFigures]:
-    """Make every run. Figures without ratios, each as soon as its run has ended.
+def bench_runs(wish: RunWish, scratch: Path) -> Iterator[RunFigures]:
+    """Make every run, in a folder of its own in `scratch`.
+
+    Figures without ratios, each as soon as its run has ended.
 
     Raises: SgtError where one fails, with its last lines.
     """
@@ -141,7 +142,7 @@ def bench_runs(wish: RunWish) -> Iterator[RunFigures]:
     with Progress("bench", len(plan) * wish.repeats * steps, "steps") as progress:
         for repeat in range(wish.repeats):
             for ranks, chosen in plan if repeat % 2 == 0 else reversed(plan):
-                yield _run(wish, chosen, ranks, repeat, steps)
+                yield _run(wish, scratch, chosen, ranks, repeat, steps)
                 progress.advance(steps, f"{chosen.name} on {ranks}")
 
 
@@ -184,22 +185,24 @@ def with_ratios(figures: Sequence[RunFigures]) -> list[RunFigures]:
     return compared
 
 
-def _run(wish: RunWish, chosen: Variant, ranks: int, repeat: int, steps: int) -> RunFigures:
-    directory = wish.scratch / f"{chosen.name.replace(':', '-')}-{ranks}-{repeat}"
+def _run(
+    wish: RunWish, scratch: Path, chosen: Variant, ranks: int, repeat: int, steps: int
+) -> RunFigures:
+    directory = scratch / f"{chosen.name.replace(':', '-')}-{ranks}-{repeat}"
     port = free_ports(ranks)
     global_batch = wish.global_batch[ranks]
     words = [
         *("sgt_ds.train", str(wish.run_yaml)),
         *wish.overrides,
         *chosen.overrides,
-        *setting_words(run_dir=directory),
+        path_override("run_dir", directory),
         f"training.steps={steps}",
         f"training.log_every={wish.updates}",
         f"training.global_batch_size={global_batch}",
         *("training.validate_every=1000000", "checkpoint.every=1000000", "resume=never"),
         *("telemetry.enabled=true", "telemetry.host=127.0.0.1", f"telemetry.port={port}"),
     ]
-    make_scratch(wish.scratch)
+    make_scratch(scratch)
     scraper = _Scraper(range(port, port + ranks), wish.warm_up * wish.updates)
     with scraper:
         launch_one(f"{chosen.name} on {ranks} ranks", words, ranks, directory.with_suffix(".log"))

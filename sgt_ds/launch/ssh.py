@@ -30,12 +30,17 @@ class Answer:
 def module_command(
     module: str,
     arguments: Sequence[str],
-    host: str,
+    host: str | None,
     ssh_port: int | None,
     connect_seconds: int = CONNECT_SECONDS,
 ) -> list[str]:
-    """The ssh command that runs a module on `host`, in this directory with this Python."""
+    """The command that runs a module on `host`, in this directory with this Python.
+
+    By ssh; `host` None is this machine, which needs none.
+    """
     words = [sys.executable, "-m", module, *arguments]
+    if host is None:
+        return words
     remote = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
     # A connection that is shared with other calls outlives this one, and may hang where a new one won't.
     settings = (

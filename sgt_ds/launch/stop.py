@@ -12,7 +12,7 @@ from sgt_ds.config import RunLayout
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.launch.processes import on_hosts, processes_of
 from sgt_ds.launch.record import RunRecord, StopAsked, read_outcome, read_record, remove_record
-from sgt_ds.launch.supervisor import POLL_SECONDS, end_everywhere, newest_step
+from sgt_ds.launch.supervisor import POLL_SECONDS, end_everywhere, last_checkpoint
 
 REMOTE_POLL_SECONDS = 5.0
 
@@ -23,8 +23,9 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
     Raises: UserError where no run of `sgt-ds train` is in progress; SgtError where it had to be
     killed, or may not be dead.
     """
-    if not run_dir.is_dir():
-        raise UserError(run_dir, None, "no such run; give the `run_dir` of its YAML")
+    if not RunLayout(run_dir).is_there():
+        fault = "holds no run" if run_dir.is_dir() else "no such run"
+        raise UserError(run_dir, None, f"{fault}; give the `run_dir` of its YAML")
     record = read_record(run_dir)
     if record is None or (not (attended := _supervisor_lives(record)) and not _count(record)):
         raise UserError(
@@ -33,7 +34,6 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
             "no run of `sgt-ds train` is in progress; one under the raw launcher ends when "
             f"{RunLayout(run_dir).stop_request} appears",
         )
-    layout = RunLayout(run_dir)
     StopAsked(run_dir).ask()
     say(f"asked the ranks to save and end; waiting up to {grace_seconds:.0f} s")
     deadline = time.monotonic() + grace_seconds
@@ -46,7 +46,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         _tidy(run_dir, record)
         status, reason = (read_outcome(run_dir) if attended else None) or (
             0,
-            f"ended; last checkpoint: step {max(newest_step(layout), 0)}",
+            f"ended; {last_checkpoint(run_dir)}",
         )
         if status:
             raise SgtError(f"{run_dir}: {reason}")
@@ -57,8 +57,8 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
     if left:
         raise SgtError(f"{run_dir}: killed, but not for sure: {'; '.join(left)}")
     raise SgtError(
-        f"{run_dir}: did not end within {grace_seconds:.0f} s and was killed; last checkpoint: "
-        f"step {max(newest_step(layout), 0)}"
+        f"{run_dir}: did not end within {grace_seconds:.0f} s and was killed; "
+        f"{last_checkpoint(run_dir)}"
     )
 
 

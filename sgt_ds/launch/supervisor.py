@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from types import FrameType
 from sgt_ds.checkpoints import list_checkpoints
 from sgt_ds.config import RunConfig, RunLayout, dump_run_config
 from sgt_ds.errors import SgtError, UserError
-from sgt_ds.files import write_text_atomically
+from sgt_ds.files import lock_is_held, write_text_atomically
 from sgt_ds.launch.command import Target, deepspeed_command, master_address
 from sgt_ds.launch.environment import (
     MASTER_ADDRESS_VARIABLE,
@@ -35,10 +36,12 @@ from sgt_ds.launch.record import (
     RunRecord,
     StopAsked,
     control_directory,
+    in_training,
     new_record,
     read_record,
     remove_record,
     supervision,
+    supervisor_lock,
     write_outcome,
     write_record,
 )
@@ -154,6 +157,12 @@ def _supervise_node(launch: Launch, grace_seconds: float) -> int:
         signals.restore()
 
 
+def last_checkpoint(run_dir: Path) -> str:
+    """Where a run that ended can go on, for a message."""
+    step = newest_step(RunLayout(run_dir))
+    return f"last checkpoint: step {step}" if step >= 0 else "no checkpoint was saved"
+
+
 def newest_step(layout: RunLayout) -> int:
     """Step of the newest checkpoint that looks whole; -1 without one."""
     if not layout.checkpoints.is_dir():
@@ -209,7 +218,7 @@ def _run_once(
     for fault in left:
         _say(f"cannot make sure that nothing is left: {fault}")
     if forced:
-        return status, f"{forced}; {_last_checkpoint(launch)}"
+        return status, f"{forced}; {last_checkpoint(run_dir)}"
     stopping = bool(signals.count) or asked.is_set()
     return _judge(launch, child.returncode, orphans, deaths, stopping=stopping)
 
@@ -281,25 +290,21 @@ def _await_ranks(record: RunRecord, signals: StopSignals, seconds: float = 5.0) 
         time.sleep(POLL_SECONDS)
 
 
-def _last_checkpoint(launch: Launch) -> str:
-    return f"last checkpoint: step {max(newest_step(RunLayout(launch.config.run_dir)), 0)}"
-
-
 def _judge(
     launch: Launch, returncode: int, orphans: int, deaths: str, *, stopping: bool
 ) -> tuple[int, str]:
     """Status and reason of a launch that ended by itself. `deaths`: which ranks fell, if any."""
-    layout, steps = RunLayout(launch.config.run_dir), launch.config.training.steps
-    step = max(newest_step(layout), 0)
+    run_dir, steps = launch.config.run_dir, launch.config.training.steps
+    step = max(newest_step(RunLayout(run_dir)), 0)
     if returncode == BAD_INPUT:
-        return BAD_INPUT, f"the run failed with status {returncode}; {_last_checkpoint(launch)}"
+        return BAD_INPUT, f"the run failed with status {returncode}; {last_checkpoint(run_dir)}"
     if returncode or orphans or (deaths and step < steps):
         cause = "it" if not returncode else f"it ended with status {returncode}"
         if returncode < 0:
             cause = f"its launcher was ended by signal {-returncode}"
         elif orphans and not returncode:
             cause = "its launcher ended before its ranks"
-        return 1, f"the run failed: {deaths or cause}; {_last_checkpoint(launch)}"
+        return 1, f"the run failed: {deaths or cause}; {last_checkpoint(run_dir)}"
     if stopping:
         saved = f"saved at step {step} of {steps}" if step else "no update was saved"
         return 0, f"stopped as asked; {saved}"
@@ -307,6 +312,19 @@ def _judge(
         # DeepSpeed's launcher returns 0 where a part of it was killed.
         return 1, f"the run ended at step {step} of {steps} without being asked to"
     return 0, f"complete at step {step}"
+
+
+def check_idle(run_dir: Path) -> None:
+    """Raises: UserError where another process trains the run. Makes nothing."""
+    record = read_record(run_dir)
+    if record is not None and (record.pid, record.host) == (os.getpid(), socket.gethostname()):
+        return  # between two starts of this process's own
+    if lock_is_held(supervisor_lock(run_dir)):
+        raise in_training(run_dir)
+    check_unattended(run_dir)
+    if lock_is_held(RunLayout(run_dir).training_lock):
+        mend = "is being trained under the raw launcher; end that run first"
+        raise UserError(run_dir, "run_dir", mend)
 
 
 def check_unattended(run_dir: Path) -> None:

@@ -191,7 +191,9 @@ def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
     failed = [beat for beat in known if beat.end and not beat.blames_peer and beat.end not in well]
     if failed:
         first = failed[0]
-        return f"{first.name} failed in {first.place}: {first.end}"
+        # What names its step has happened there, whatever the rank did then.
+        where = "" if first.end.startswith("step ") else f" in {first.place}"
+        return f"{first.name} failed{where}: {first.end}"
     gone = [beat for beat in known if not beat.end]
     left = sorted({beat.host for beat in known if beat.end == LAUNCHER_GONE})
     if not gone:

@@ -14,6 +14,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.utils import clip_grad_norm_
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
@@ -171,6 +172,8 @@ def build_engine(
         config=values,
         dist_init_required=False,
     )
+    if engine.zero_optimization_stage() == 0:
+        _judge_without_zero(engine)
     if ranks.device.type == "cuda":
         _reduce_without_the_host(engine.optimizer)
     return engine
@@ -185,6 +188,30 @@ def _check_zero(path: Path, section: Mapping[str, Any]) -> None:
         field = ".".join(("zero_optimization", *map(str, first["loc"])))
         mend = f"{first['msg']} (got {first['input']!r}); correct or remove it"
         raise UserError(path, field, mend, everywhere=True) from None
+
+
+def _judge_without_zero(engine: deepspeed.DeepSpeedEngine) -> None:
+    """Skip an update whose gradients are not finite, and tell their norm, as ZeRO's optimizers do.
+
+    With stage 0 in fp32 DeepSpeed would apply it, and forget the norm that clipping measured. The
+    gradients are reduced by then: all ranks find the same. DeepSpeed 0.19, `engine.py`,
+    `_take_model_step`.
+    """
+    optimizer = engine.optimizer
+    apply = optimizer.step
+
+    def clip() -> None:
+        norm = clip_grad_norm_(
+            engine.module.parameters(), max_norm=engine.gradient_clipping(), mpu=engine.mpu
+        )
+        engine._global_grad_norm = norm
+        optimizer.overflow = not torch.isfinite(norm).item()
+
+    def step() -> None:
+        if not optimizer.overflow:
+            apply()
+
+    engine.clip_fp32_gradients, optimizer.step = clip, step
 
 
 def _reduce_without_the_host(optimizer: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sgt_ds.config import EvaluationConfig, RunConfig
 from sgt_ds.data import TokenSet
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, in_field
 from sgt_ds.evaluation import (
     METRICS,
     Logits,
@@ -125,11 +125,12 @@ def build_evaluation(
 
 
 def _suite(settings: EvaluationConfig, encoder: TrainingEncoder, length: int) -> Suite | None:
-    questions = [
-        load_questions(task, settings.rule, source.path, split=source.split, limit=source.limit)
-        for source in settings.tasks
-        for task in find_tasks(source.name, place="evaluation.tasks")
-    ]
+    with in_field("evaluation.tasks"):
+        questions = [
+            load_questions(task, settings.rule, source.path, split=source.split, limit=source.limit)
+            for source in settings.tasks
+            for task in find_tasks(source.name, place="evaluation.tasks")
+        ]
     names = [each.task.name for each in questions]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
@@ -141,15 +142,16 @@ def _suite(settings: EvaluationConfig, encoder: TrainingEncoder, length: int) ->
 
 def _probes(config: RunConfig, encoder: TrainingEncoder) -> dict[str, PerplexityProbe]:
     data = config.data
-    return {
-        source.name: PerplexityProbe(
-            streams_of(source.path, encoder, tokens=source.tokens, cache_dir=data.cache_dir),
-            window=data.sequence_length,
-            length=data.sequence_length,
-            batch_tokens=config.evaluation.batch_tokens,
-        )
-        for source in config.evaluation.perplexity
-    }
+    with in_field("evaluation.perplexity"):
+        return {
+            source.name: PerplexityProbe(
+                streams_of(source.path, encoder, tokens=source.tokens, cache_dir=data.cache_dir),
+                window=data.sequence_length,
+                length=data.sequence_length,
+                batch_tokens=config.evaluation.batch_tokens,
+            )
+            for source in config.evaluation.perplexity
+        }
 
 
 def _scores_of(result: TaskResult) -> dict[str, float]:

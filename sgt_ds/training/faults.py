@@ -61,5 +61,6 @@ class SkippedSteps:
         if self.in_a_row >= self._limit:
             raise Diverged(
                 f"step {step}: {self.in_a_row} updates in a row had non-finite gradients on at "
-                f"least one rank; last good checkpoint: {last_checkpoint()}"
+                f"least one rank; last good checkpoint: {last_checkpoint()}; lower "
+                "optimizer.lr, or look at the data of these updates"
             )

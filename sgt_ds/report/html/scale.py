@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range of values. `label` names quantity and unit; ticks are values over `divisor`."""
+    """A range of values. `label` names quantity and unit; ticks are values over `divisor`.
+
+    `whole`: of numbers between which nothing lies, as steps.
+    """
 
     label: str
     low: float
     high: float
     log: bool = False
     divisor: float = 1.0
+    whole: bool = False
 
     def place(self, value: float) -> float:
         """Where a value lies, 0 at the low end and 1 at the high one; NaN where nowhere."""
@@ -35,8 +40,10 @@ class Axis:
             return [(self.place(value), _number(value)) for value in values]
         low, high = self.low / self.divisor, self.high / self.divisor
         step = _round_step((high - low) / count)
+        if self.whole:
+            step = max(1.0, math.floor(step) if step < 10 else step)
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        digits = max(0, -math.floor(math.log10(step) + 1e-9))
+        digits = max(0, -int(Decimal(f"{step:.6g}").normalize().as_tuple().exponent))
         return [
             (self.place(index * step * self.divisor), f"{index * step:,.{digits}f}")
             for index in range(first, last + 1)
@@ -68,9 +75,11 @@ def axis(
         low, high = (low if from_zero else low - room), high + room
     room = (high - low) * margin
     low, high = (low if from_zero and low == 0 else low - room), high + room
-    exponent = 3 * math.floor(math.log10(max(abs(low), abs(high))) / 3)
-    if not scaled or -6 < exponent < 6:
-        return Axis(label, low, high)
+    power = math.floor(math.log10(max(abs(low), abs(high))))
+    exponent = power if power < 0 else 3 * (power // 3)
+    if not scaled or -3 < exponent < 6:
+        whole = all(float(value).is_integer() for value in finite)
+        return Axis(label, low, high, whole=whole)
     return Axis(f"{label} (×10{_superscript(exponent)})", low, high, divisor=10.0**exponent)
 
 

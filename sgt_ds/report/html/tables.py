@@ -16,8 +16,8 @@ from sgt_ds.report.html.scale import percent, significant
 from sgt_ds.report.html.story import loops_words
 
 UNKNOWN = "–"
-# Losses of single batches jump about: what stands in the summary is a mean of the last rows.
-LAST_ROWS = 20
+# Losses of single batches jump about: what stands in the summary is a mean of the last logged ones.
+MOST_LOGGED = 20
 
 
 def summary(runs: Sequence[RunHistory]) -> Markup:
@@ -28,7 +28,7 @@ def summary(runs: Sequence[RunHistory]) -> Markup:
         ("progress", _progress),
         ("phase", lambda run: run.updates[-1].phase or UNKNOWN if run.updates else UNKNOWN),
         ("loops", lambda run: loops_words(run.states[-1][1])),
-        (f"training loss, mean of the last {LAST_ROWS} rows", _training_loss),
+        ("training loss, newest updates", _training_loss),
         ("validation loss", _validation_loss),
         ("tokens", lambda run: significant(run.updates[-1].tokens) if run.updates else UNKNOWN),
         ("FLOPs", lambda run: significant(run.updates[-1].flops) if run.updates else UNKNOWN),
@@ -149,8 +149,12 @@ def _progress(run: RunHistory) -> str:
 
 
 def _training_loss(run: RunHistory) -> str:
-    finite = [update.loss for update in run.updates[-LAST_ROWS:] if math.isfinite(update.loss)]
-    return f"{math.fsum(finite) / len(finite):.4f}" if finite else UNKNOWN
+    newest = run.updates[-MOST_LOGGED:]
+    finite = [update.loss for update in newest if math.isfinite(update.loss)]
+    if not finite:
+        return UNKNOWN
+    steps = f"steps {newest[0].step:,} to {newest[-1].step:,}"
+    return f"{math.fsum(finite) / len(finite):.4f} (mean of the {len(finite)} logged in {steps})"
 
 
 def _validation_loss(run: RunHistory) -> str:
