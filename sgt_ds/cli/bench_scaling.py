@@ -10,6 +10,7 @@ from sgt_ds.cli.bench_train import (
     measure,
     measure_collectives,
     print_table,
+    roofline_of,
     to_measure,
     wish_of,
 )
@@ -57,6 +58,9 @@ def scaling(options: argparse.Namespace) -> None:
     measured = {kind: to_measure(wish) for kind, wish in wishes.items()}
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
         try:
+            roofline = roofline_of(measured["weak"], scratch)
+            for one in measured.values():
+                one.roofline = roofline
             for kind, wish in wishes.items():
                 measure(wish, measured[kind], scratch / kind)
             if options.json:
@@ -68,7 +72,7 @@ def scaling(options: argparse.Namespace) -> None:
                 for kind, one in measured.items():
                     if one.figures:
                         print(f"{kind} scaling")
-                        print_table(one)
+                        print_table(wishes[kind], one)
 
 
 def _numbers(text: str) -> list[int]:

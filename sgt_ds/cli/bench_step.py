@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
 from sgt_ds.cli.frame import (
@@ -79,7 +80,7 @@ def step(options: argparse.Namespace) -> None:
 
     # DeepSpeed, which this room loads, logs to what stdout is at its import: keep it out of --json.
     with contextlib.redirect_stdout(sys.stderr):
-        from sgt_ds.training import Setting, bench_as_json, bench_step
+        from sgt_ds.training import Setting, bench_as_json, bench_step, measure_roofline
 
     device = chosen_device(options.device)
     setting = Setting(
@@ -99,7 +100,11 @@ def step(options: argparse.Namespace) -> None:
         modes=MODES[options.mode],
     )
     rows = bench_step(setting)
-    document = {"preset": options.preset, **bench_as_json(setting, rows)}
+    document = {
+        "preset": options.preset,
+        **bench_as_json(setting, rows),
+        "roofline": asdict(measure_roofline(setting.device, setting.dtype)),
+    }
     if options.json:
         print_json(document)
     else:
@@ -116,8 +121,9 @@ def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
     )
     print(
         f"{'':9}{'case':22}{'ms/step':>9}{'quartiles':>16}{'tokens/s':>11}{'peak MB':>9}"
-        f"{'step':>8}{'fwd+bwd':>9}{'FLOPs':>8}{'excess':>8}"
+        f"{'step':>8}{'fwd+bwd':>9}{'FLOPs':>8}{'excess':>8}{'roof':>7}"
     )
+    roof = document["roofline"]["product_flops_per_second"]
     for row in rows:
         low, high = (1000 * seconds for seconds in row.step_seconds_quartiles)
         peak = "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 1e6:.0f}"
@@ -126,6 +132,12 @@ def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
             f"{1000 * row.step_seconds:9.1f}{f'{low:.1f}-{high:.1f}':>16}"
             f"{row.tokens_per_second:11,.0f}{peak:>9}{row.time_ratio:8.3f}"
             f"{row.forward_backward_ratio:9.3f}{row.flops_ratio:8.3f}"
-            + (f"{row.excess:8.2f}" if row.excess is not None else "")
+            + (f"{row.excess:8.2f}" if row.excess is not None else f"{'':8}")
+            + f"{100 * row.flops_per_second / roof:6.1f}%"
         )
     print("step, fwd+bwd, FLOPs: ratios to vanilla; excess: (fwd+bwd - 1) / (FLOPs - 1)")
+    copied = document["roofline"]["copy_bytes_per_second"]
+    print(
+        f"roof: FLOPs/s over those of a plain product of {document['roofline']['product_size']}³, "
+        f"{roof / 1e12:.4g} TFLOP/s (a plain copy reads and writes {copied / 1e12:.3g} TB/s)"
+    )

@@ -82,6 +82,7 @@ class Measured:
     wanted: int
     figures: list[RunFigures] = field(default_factory=list)
     collectives: dict[int, Any] = field(default_factory=dict)
+    roofline: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -92,6 +93,7 @@ class Measured:
             "complete": len(self.figures) == self.wanted,
             "runs": [run.as_json() for run in with_ratios(self.figures)],
             "collectives": self.collectives,
+            "roofline": self.roofline,
         }
 
 
@@ -103,6 +105,7 @@ def train(options: argparse.Namespace) -> None:
     measured = to_measure(wish)
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
         try:
+            measured.roofline = roofline_of(measured, scratch)
             measure(wish, measured, scratch)
             if options.json:
                 measure_collectives(wish, measured, scratch)
@@ -110,7 +113,7 @@ def train(options: argparse.Namespace) -> None:
             if measured.figures and options.json:
                 print_json(measured.as_json())
             elif measured.figures:
-                print_table(measured)
+                print_table(wish, measured)
 
 
 def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWish:
@@ -174,6 +177,13 @@ def to_measure(wish: RunWish) -> Measured:
     return Measured(_setting(config, fewest, wish.run_yaml), wanted)
 
 
+def roofline_of(measured: Measured, scratch: Path) -> dict[str, float]:
+    """What a device of this host does on a plain product and a plain copy, in the runs' precision."""
+    from sgt_ds.launch import bench_roofline
+
+    return bench_roofline(measured.setting["precision"], scratch)
+
+
 def measure(wish: RunWish, measured: Measured, scratch: Path) -> None:
     """Make the runs in `scratch`; `measured` is filled as they end."""
     from sgt_ds.launch import bench_runs
@@ -214,19 +224,23 @@ def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]
     }
 
 
-def print_table(measured: Measured) -> None:
-    """Print a line a run, and what its updates are made of."""
+def print_table(wish: RunWish, measured: Measured) -> None:
+    """Print a line a run, what its updates are made of, and the roof over them."""
     from sgt_ds.launch import with_ratios
 
     figures = with_ratios(measured.figures)
     print(
-        f"{'variant':18}{'ranks':>6}{'batch':>7}{'s/update':>10}{'tokens/s/rank':>15}{'MFU':>7}"
+        f"{'variant':18}{'ranks':>6}{'batch':>7}{'s/update':>10}{'least–most':>17}"
+        f"{'tokens/s/rank':>15}{'MFU':>7}{'roof':>7}"
         f"{'time':>8}{'FLOPs':>8}{'excess':>8}{'scaling':>9}{'spread':>8}{'growth µs':>11}{'save s':>8}{'peak GB':>9}"
     )
+    roof = measured.roofline["product_flops_per_second"]
     for run in figures:
+        spread = "–".join(f"{seconds:.4f}" for seconds in run.step_seconds_range)
         print(
             f"{run.variant:18}{run.ranks:6}{run.global_batch_size:7}{run.step_seconds:10.4f}"
-            f"{run.tokens_per_second_per_rank:15,.0f}{_share(run.mfu_ratio):>7}"
+            f"{spread:>17}{run.tokens_per_second_per_rank:15,.0f}{_share(run.mfu_ratio):>7}"
+            f"{_share(run.flops_per_second_per_rank / roof):>7}"
             f"{_added(run.time_ratio):>8}{_added(run.flops_ratio):>8}"
             + (f"{run.excess:8.2f}" if run.excess is not None else f"{'':8}")
             + f"{_share(run.scaling_ratio):>9}{100 * run.rank_spread_ratio:7.1f}%"
@@ -236,9 +250,16 @@ def print_table(measured: Measured) -> None:
     for run in figures:
         shares = "  ".join(f"{part} {100 * share:.1f}%" for part, share in run.parts.items())
         print(f"parts of an update, {run.variant} on {run.ranks}: {shares}")
+    size, copied = measured.roofline["product_size"], measured.roofline["copy_bytes_per_second"]
+    print(
+        f"s/update: median of {wish.intervals} intervals of {wish.updates} updates, after "
+        f"{wish.warm_up} to warm up; roof: FLOPs/s over those of a plain product of {size}³ in "
+        f"{measured.setting['precision']} on one rank alone, {roof / 1e12:.4g} TFLOP/s (a plain copy "
+        f"reads and writes {copied / 1e12:.3g} TB/s)"
+    )
     print(
         "time, FLOPs: added to vanilla's on as many ranks; excess: the one over the other; "
-        "scaling: tokens/s/rank over those of the fewest ranks"
+        "scaling: tokens/s/rank over those of the fewest ranks; spread: between ranks"
     )
 
 

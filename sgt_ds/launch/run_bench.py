@@ -90,6 +90,11 @@ class RunFigures:
     """Tokens per second and rank over those of the fewest ranks, same variant and repeat."""
 
     @property
+    def flops_per_second_per_rank(self) -> float:
+        """By the accountant's convention."""
+        return self.tokens_per_second_per_rank * self.flops_per_token
+
+    @property
     def excess(self) -> float | None:
         """Added time over added FLOPs; None for vanilla."""
         if self.time_ratio is None or self.flops_ratio is None or self.flops_ratio == 1:
@@ -97,8 +102,12 @@ class RunFigures:
         return (self.time_ratio - 1) / (self.flops_ratio - 1)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, `excess` among them."""
-        return {**asdict(self), "excess": self.excess}
+        """Plain values, the derived ones among them."""
+        return {
+            **asdict(self),
+            "flops_per_second_per_rank": self.flops_per_second_per_rank,
+            "excess": self.excess,
+        }
 
 
 def variant(text: str, num_layers: int, heads: int) -> Variant:
@@ -160,6 +169,19 @@ def bench_collectives(ranks: int, size: int, scratch: Path) -> dict[str, Any]:
         file.with_suffix(".log"),
     )
     return {**json.loads(file.read_text()), "large_bytes": size}
+
+
+def bench_roofline(precision: str, scratch: Path) -> dict[str, float]:
+    """What one device of this host does on a plain product and copy, `Roofline`'s values.
+
+    `precision`: bf16 or fp32. Raises: SgtError where the launch fails.
+    """
+    make_scratch(scratch)
+    file = scratch / "roofline.json"
+    words = ("sgt_ds.training.roofline", str(file), precision)
+    launch_one("a plain product", words, 1, file.with_suffix(".log"))
+    found: dict[str, float] = json.loads(file.read_text())
+    return found
 
 
 def with_ratios(figures: Sequence[RunFigures]) -> list[RunFigures]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sgt_ds.training.heartbeat import Heartbeat
     from sgt_ds.training.lost_peers import lost_peers_told
     from sgt_ds.training.rollback import RolledBack, roll_back
+    from sgt_ds.training.roofline import Roofline, measure_roofline
     from sgt_ds.training.saving_bench import SavingBench, bench_saving
     from sgt_ds.training.trainer import Trainer
 
@@ -24,6 +25,7 @@ __all__ = [
     "Heartbeat",
     "Ranks",
     "RolledBack",
+    "Roofline",
     "Row",
     "SavingBench",
     "Setting",
@@ -36,6 +38,7 @@ __all__ = [
     "join_ranks",
     "leave_ranks",
     "lost_peers_told",
+    "measure_roofline",
     "roll_back",
     "run",
 ]
@@ -45,6 +48,7 @@ _NEEDS_TORCH = {
     "Heartbeat": "heartbeat",
     "Ranks": "engine",
     "RolledBack": "rollback",
+    "Roofline": "roofline",
     "Row": "bench",
     "SavingBench": "saving_bench",
     "Setting": "bench",
@@ -57,6 +61,7 @@ _NEEDS_TORCH = {
     "join_ranks": "engine",
     "leave_ranks": "engine",
     "lost_peers_told": "lost_peers",
+    "measure_roofline": "roofline",
     "roll_back": "rollback",
     "run": "build",
 }
