@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+HERE = "command line"
+"""Where a fault lies that is in no file."""
+
 
 class SgtError(Exception):
     """Root of the package's errors. `exit_code` is what a command ends with when it meets one.

@@ -25,7 +25,7 @@ from sgt_ds.config import (
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.flops import run_warnings
 from sgt_ds.growth import check_method
-from sgt_ds.launch import RUN_ID_VARIABLE, launch_name
+from sgt_ds.launch import RUN_ID_VARIABLE, fork_step, launch_name
 
 if TYPE_CHECKING:
     from sgt_ds.training import Heartbeat
@@ -68,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _warn(config: RunConfig) -> None:
-    for warning in run_warnings(config) if _rank() == 0 else []:
+    if _rank():
+        return
+    for warning in run_warnings(config, fork_step(config)):
         print(f"sgt-ds train: warning: {warning}", file=sys.stderr, flush=True)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,7 +93,7 @@ def test_a_mistake_is_one_line_that_names_file_key_and_mend(
 ) -> None:
     with pytest.raises(UserError) as error:
         load_run_config(run_file, [override])
-    assert str(error.value).startswith(f"{run_file}: {line}")
+    assert str(error.value).startswith(f"command line: {line}")
     assert "\n" not in str(error.value)
 
 
@@ -254,18 +256,56 @@ def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Pa
     config = load_run_config(run_file, [f"run_dir={run_dir}"])
     check_only_run(config, run_file)
     run_dir.mkdir()
-    for name in ("slurm-7.out", ".hidden", "mine.yaml", "hosts"):
+    for folder in ("logs/rank", "conf", "cache", "tensorboard"):
+        (run_dir / folder).mkdir(parents=True)
+    for name in (
+        "slurm-7.out",
+        ".hidden",
+        "logs/rank/1.log",
+        "conf/mine.yaml",
+        "hosts",
+        "cache/it",
+    ):
         (run_dir / name).touch()
-    check_only_run(config, run_dir / "mine.yaml", run_dir / "hosts")
+    cached = load_run_config(
+        run_file, [f"run_dir={run_dir}", f"training.compile_cache={run_dir / 'cache'}"]
+    )
+    mine, hosts = run_dir / "conf" / "mine.yaml", run_dir / "hosts"
+    check_only_run(cached, mine, hosts)
+    with pytest.raises(UserError, match="run_dir: holds cache and 1 more, and no run"):
+        check_only_run(config, mine)
+    shutil.rmtree(run_dir / "cache")
     for name in ("README.md", "growth.jsonl", "run.yaml"):
         (run_dir / name).touch()
         with pytest.raises(UserError, match=f"run_dir: holds {name}, and no run"):
-            check_only_run(config, run_dir / "run.yaml", run_dir / "mine.yaml", run_dir / "hosts")
+            check_only_run(config, run_dir / "run.yaml", mine, hosts)
         (run_dir / name).unlink()
-    # A start that was cut off leaves files of its own, and is free for the next one.
+    # A start that was cut off makes it a run's own, whatever else comes to lie there.
     prepare_run_directory(config, resuming=False)
-    RunLayout(run_dir).journal.touch()
-    check_only_run(config, run_dir / "mine.yaml", run_dir / "hosts")
     (run_dir / "README.md").touch()
-    RunLayout(run_dir).metrics.write_text('{"step": 1}\n')
     check_only_run(config, run_file)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("telemetry.password=hunter2", "command line: telemetry: username goes together"),
+        ("growth=3", "command line: growth: is a section"),
+        ("preset=273m", "command line: preset: "),
+        (
+            'telemetry.password="hunter2',
+            "command line: telemetry.password: value is not valid YAML",
+        ),
+    ],
+)
+def test_a_fault_of_the_command_line_is_told_of_the_file(
+    run_file: Path, override: str, told: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load_run_config(run_file, [override])
+    assert str(caught.value).startswith(told)
+    assert "hunter2" not in str(caught.value)
+    run_file.write_text(run_file.read_text() + "\nnosuch: 1\n")
+    if "YAML" not in told:
+        with pytest.raises(UserError, match=re.escape(str(run_file))):
+            load_run_config(run_file, [override])

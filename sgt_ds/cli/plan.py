@@ -16,14 +16,11 @@ from sgt_ds.cli.frame import (
     real_number,
     whole_number,
 )
-from sgt_ds.errors import UserError
+from sgt_ds.errors import HERE, UserError
 
 if TYPE_CHECKING:
     from sgt_ds.config import GrowthConfig, ModelConfig, RunConfig
     from sgt_ds.flops import Layout, Plan, Speed
-
-HERE = "command line"
-"""Where a fault lies that is in no file."""
 
 # Flags that stand for one key of `growth`.
 GROWTH_FLAGS = (
@@ -132,7 +129,9 @@ def _add_layout_flags(parser: Parser) -> None:
     layout.add_argument("--micro-batch-size", type=_count, help="sequences of one forward pass")
     layout.add_argument("--zero-stage", type=int, choices=(0, 1, 2), help="default: 2")
     layout.add_argument("--precision", choices=("bf16", "fp32"), help="default: bf16")
-    layout.add_argument("--reduce-bucket-size", type=_count, help="elements (default: 50,000,000)")
+    layout.add_argument(
+        "--reduce-bucket-size", type=_count, help="elements (default: as ds_configs/ has it)"
+    )
     layout.add_argument(
         "--activation-checkpointing",
         action=argparse.BooleanOptionalAction,

@@ -97,7 +97,7 @@ def train(options: argparse.Namespace) -> int:
     from sgt_ds.data import check_data
     from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method, settled_growth
-    from sgt_ds.launch import Launch, check_launch, supervise
+    from sgt_ds.launch import Launch, check_launch, fork_step, supervise
 
     name, first = str(options.run), True
 
@@ -113,7 +113,7 @@ def train(options: argparse.Namespace) -> int:
         check_data(config.data, config.model, config.evaluation)
         settled_growth(config, RunLayout(config.run_dir).journal)
         if first and not target.node_rank:
-            warn("train", run_warnings(config))
+            warn("train", run_warnings(config, fork_step(config)))
         first = False
         return Launch(config, target, [name, *overrides])
 

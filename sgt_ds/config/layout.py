@@ -39,39 +39,26 @@ class RunLayout:
 
     def is_there(self) -> bool:
         """Whether a start was made here, however it ended."""
-        return self.config.exists() or self.control.is_dir()
+        return self.control.is_dir() or (self.config.exists() and self.checkpoints.is_dir())
 
     def has_begun(self) -> bool:
         """Whether anything was trained here: a row of metrics or a checkpoint is there."""
         rows = self.metrics.exists() and self.metrics.stat().st_size > 0
         return rows or any(self.checkpoints.glob("step-*"))
 
-    def strangers(self) -> list[str]:
-        """Names of what lies here and no run wrote, sorted; none where something was trained here.
+    def strangers(self) -> list[Path]:
+        """What lies here and no run wrote, sorted; nothing where a start was made here.
 
-        What a job leaves before it starts is no stranger: hidden files, and logs that a shell or
-        Slurm sends here.
+        What a job leaves before it starts is no stranger: hidden files, logs that a shell or Slurm
+        sends here, folders with nothing else in them. Raises: OSError where it cannot be read.
         """
-        if not self.run_dir.is_dir() or (self.config.exists() and self.has_begun()):
+        if not self.run_dir.is_dir():
             return []
-        # Every start makes it first: without it a file under one of our names is not ours.
-        begun = self.control.is_dir() or any(self.checkpoints.glob("step-*"))
-        own = {path.name for path in self._entries()} if begun else set()
-        return sorted(
-            path.name
-            for path in self.run_dir.iterdir()
-            if path.name not in own | {"lost+found"}
-            and not path.name.startswith(".")
-            and not (path.suffix in (".log", ".out", ".err") and path.is_file())
-        )
-
-    def _entries(self) -> tuple[Path, ...]:
-        """All that a run writes into its directory."""
-        return (
-            *(self.config, self.journal, self.metrics, self.checkpoints, self.evaluations),
-            *(self.logs, self.targets, self.tensorboard, self.wandb, self.control),
-            self.set_aside,
-        )
+        entries = sorted(self.run_dir.iterdir())
+        # One look decides: another rank of this very start may make it meanwhile.
+        if self.control in entries or (self.config in entries and self.has_begun()):
+            return []
+        return [entry for entry in entries if not _is_left_by_a_job(entry)]
 
     @property
     def control(self) -> Path:
@@ -131,3 +118,11 @@ class RunLayout:
     def freeze_request(self) -> Path:
         """While this file is there, growth decides nothing any more."""
         return self.control / "freeze"
+
+
+def _is_left_by_a_job(path: Path) -> bool:
+    if path.name.startswith(".") or path.name == "lost+found":
+        return True
+    if path.is_dir() and not path.is_symlink():
+        return all(_is_left_by_a_job(entry) for entry in path.iterdir())
+    return path.suffix in (".log", ".out", ".err") or (path.suffix == ".txt" and "log" in path.stem)

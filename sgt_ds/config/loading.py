@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from sgt_ds.config.brought import brought_along, brought_names
 from sgt_ds.config.model import PRESETS
 from sgt_ds.config.run import RunConfig
-from sgt_ds.errors import UserError
+from sgt_ds.errors import HERE, UserError
 
 # What may differ between a run and its resumption: where it writes and reports, how it is cut into
 # micro-batches and executed. Everything else is the run's identity.
@@ -84,11 +84,30 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     values = _read_yaml(path)
     for override in overrides:
         _apply_override(values, override)
+    try:
+        return _checked(path, values)
+    except UserError as error:
+        if overrides and _is_sound(path):
+            raise UserError(HERE, error.field, error.mend) from None
+        raise
+
+
+def _checked(path: Path, values: dict[str, Any]) -> RunConfig:
+    """Raises: UserError of `path`."""
     _check_preset(path, values)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise _as_user_error(path, error) from None
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether the file alone is a configuration: what is wrong was then said beside it."""
+    try:
+        _checked(path, _read_yaml(path))
+    except UserError:
+        return False
+    return True
 
 
 def at_fault(error: UserError, run: Path, overrides: Sequence[str]) -> UserError:
@@ -97,7 +116,7 @@ def at_fault(error: UserError, run: Path, overrides: Sequence[str]) -> UserError
     field = error.field or ""
     if error.file != str(run) or not any(f"{field}.".startswith(f"{key}.") for key in keys):
         return error
-    return UserError("command line", error.field, error.mend, everywhere=error.everywhere)
+    return UserError(HERE, error.field, error.mend, everywhere=error.everywhere)
 
 
 def config_differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -160,9 +179,8 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         value = yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise UserError(
-            f"override '{override}'", key, f"value is not valid YAML: {problem}"
-        ) from None
+        # Without the value: it may be a secret.
+        raise UserError(HERE, key, f"value is not valid YAML: {problem}") from None
     *parents, leaf = key.split(".")
     place = values
     for parent in parents:
@@ -170,11 +188,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         if child is None:
             child = place[parent] = {}
         if not isinstance(child, dict):
-            raise UserError(
-                f"override '{override}'",
-                key,
-                f"'{parent}' holds a value, not keys; shorten the path",
-            )
+            raise UserError(HERE, key, f"'{parent}' holds a value, not keys; shorten the path")
         place = child
     place[leaf] = value
 

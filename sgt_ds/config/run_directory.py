@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import config_differences, dump_run_config, load_run_config
@@ -50,22 +52,43 @@ def check_run_directory(config: RunConfig) -> bool:
 def check_only_run(config: RunConfig, config_file: str | Path, *brought: Path | None) -> None:
     """Raises: UserError where `run_dir` holds what no run wrote; then it is somebody else's folder.
 
-    `config_file`, `brought`: files of the user's for this run, which may lie there.
+    `config_file`, `brought`: files of the user's for this run, which may lie there, as may whatever
+    the configuration names.
     """
-    mine = {path.resolve() for path in (Path(config_file), *brought, config.deepspeed) if path}
-    strangers = [
-        name
-        for name in RunLayout(config.run_dir).strangers()
-        if name == RunLayout(config.run_dir).config.name
-        or (config.run_dir / name).resolve() not in mine
-    ]
+    layout = RunLayout(config.run_dir)
+    named = (Path(config_file), *brought, *_paths_in(config.model_dump(exclude={"run_dir"})))
+    mine = [path.resolve() for path in named if path is not None]
+    try:
+        strangers = [
+            entry
+            for entry in layout.strangers()
+            # A start writes its own run.yaml.
+            if entry == layout.config
+            or not any(own.is_relative_to(entry.resolve()) for own in mine)
+        ]
+    except OSError as error:
+        raise UserError(
+            config.run_dir, "run_dir", f"cannot be read ({error.strerror}); choose another"
+        ) from None
     if strangers:
         more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
         raise UserError(
             config.run_dir,
             "run_dir",
-            f"holds {strangers[0]}{more}, and no run of this program; give a new or empty folder",
+            f"holds {strangers[0].name}{more}, and no run of this program; give a new or empty folder",
         )
+
+
+def _paths_in(values: Any) -> Iterator[Path]:
+    """Every path that a configuration names."""
+    if isinstance(values, Path):
+        yield values
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from _paths_in(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _paths_in(value)
 
 
 def prepare_run_directory(config: RunConfig, *, resuming: bool) -> None:

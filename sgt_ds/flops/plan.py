@@ -172,9 +172,16 @@ def earliest_outcome(
     return _price(schedule, model, method, growth, sequence_length, tokens)
 
 
-def run_warnings(config: RunConfig) -> list[str]:
-    """What a run may do and hardly wants: growth, or a learning rate, that does not end in time."""
+def run_warnings(config: RunConfig, after_step: int = 0) -> list[str]:
+    """What a run may do and hardly wants: growth, or a learning rate, that does not end in time.
+
+    `after_step`: the update after which it begins; another than 0 for a fork.
+    """
     growth, steps = config.growth, config.training.steps
+    if after_step >= growth.t_start:  # windows that lie before it are none of this run's
+        passed = (after_step - growth.t_start) // growth.interval + 1
+        first = growth.t_start + passed * growth.interval
+        growth = growth.model_copy(update={"t_start": first})
     if isinstance(growth.layers, FromJournal):
         # Which layers they are changes no time, and their journal may be gone.
         growth = growth.model_copy(update={"layers": list(range(growth.layers.top))})

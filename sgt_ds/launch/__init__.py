@@ -8,7 +8,7 @@ from sgt_ds.launch.bench_launch import (
     path_override,
     scratch_for,
 )
-from sgt_ds.launch.checks import check_build_locks, check_compiler, check_launch
+from sgt_ds.launch.checks import check_build_locks, check_compiler, check_launch, fork_step
 from sgt_ds.launch.command import (
     DEFAULT_MASTER_PORT,
     LAUNCHERS,
@@ -80,6 +80,7 @@ __all__ = [
     "ending_on_sigterm",
     "fit_model",
     "forecast",
+    "fork_step",
     "format_hostfile",
     "forwarded_environment",
     "gpu_words",

@@ -93,14 +93,18 @@ def check_hosts(config: RunConfig, target: Target) -> None:
         )
 
 
+def fork_step(config: RunConfig) -> int:
+    """The update after which a fork begins; 0 for another run, or one that has checkpoints."""
+    if config.fork is None or any(RunLayout(config.run_dir).checkpoints.glob("step-*")):
+        return 0
+    step = read_state(config.fork).get("step")
+    return step if isinstance(step, int) else 0
+
+
 def _check_steps(config: RunConfig, config_file: str) -> None:
     """Raises: UserError where a fork has nothing left to train."""
-    if not isinstance(config.fork, Path):
-        return
-    if any(RunLayout(config.run_dir).checkpoints.glob("step-*")):  # it goes on from its own
-        return
-    step = read_state(config.fork).get("step")
-    if isinstance(step, int) and step >= config.training.steps:
+    step = fork_step(config)
+    if step >= config.training.steps:
         raise UserError(
             config_file,
             "training.steps",

@@ -78,7 +78,7 @@ def read_record(run_dir: Path) -> RunRecord | None:
             raise ValueError("run_id")
         if not all(isinstance(host, str) for host in record.remote_hosts):
             raise ValueError("remote_hosts")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(path, None, f"is not what sgt-ds wrote ({error}); remove it") from None

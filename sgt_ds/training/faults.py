@@ -61,6 +61,7 @@ class SkippedSteps:
         if self.in_a_row >= self._limit:
             raise Diverged(
                 f"step {step}: {self.in_a_row} updates in a row had non-finite gradients on at "
-                f"least one rank; last good checkpoint: {last_checkpoint()}; lower "
-                "optimizer.lr, or look at the data of these updates"
+                f"least one rank; last good checkpoint: {last_checkpoint()}; lower optimizer.lr "
+                "(in another run_dir; `fork` goes on from a checkpoint), or look at the data of "
+                "these updates"
             )
