@@ -122,3 +122,36 @@ def test_what_an_override_names_is_told_of_the_file_or_of_no_key(
     assert main(["train", str(file), override]) == 2
     [told] = capsys.readouterr().err.splitlines()
     assert told.startswith(f"sgt-ds: {line}")
+
+
+@pytest.mark.launcher
+def test_a_checkpoint_elsewhere_goes_on_without_its_history_or_over_another_run(
+    tmp_path: Path,
+) -> None:
+    data = runs.write_data(tmp_path / "data")
+    file = runs.write_run(tmp_path / "run.yaml", data, telemetry={"enabled": False})
+    runs.run_to_end(runs.single(file))
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    middle = run / "checkpoints" / "step-00000012"
+    runs.run_to_end(runs.single(file, f"resume={middle}", f"run_dir={moved}"))
+    assert runs.losses(moved) == runs.losses(run)
+    assert runs.journal_lines(moved) == runs.journal_lines(run)
+    runs.check_replay(moved)
+
+    def refused(*words: str) -> str:
+        output = runs.run_to_end(runs.single(file, *words), expect=2)
+        [line] = [line for line in output.splitlines() if line.startswith("sgt-ds train:")]
+        return line
+
+    fresh = f"run_dir={tmp_path / 'fresh'}"
+    told = refused(f"resume={middle}", fresh, "growth.k_max=1")
+    assert f"{middle}: growth.k_max: 2 -> 1: resume goes on with the same run" in told
+    assert not (tmp_path / "fresh").exists()
+    assert "is followed by step-00000020" in refused(f"resume={middle}")
+    # A start that is refused because of its data leaves what is told of the run as it was.
+    before = (run / "run.yaml").read_bytes()
+    swapped = (f"data.train=[{{path: {data / 'val'}}}]", f"data.validation={data / 'train'}")
+    assert "is not what this run reads" in refused(*swapped)
+    assert (run / "run.yaml").read_bytes() == before
+    # With checkpoints of its own the moved run goes on from those, and has nothing left to do.
+    assert "complete" in runs.run_to_end(runs.single(file, f"resume={middle}", f"run_dir={moved}"))

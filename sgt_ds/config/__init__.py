@@ -37,6 +37,7 @@ from sgt_ds.config.run_directory import (
     check_only_run,
     check_run_directory,
     prepare_run_directory,
+    save_run_config,
 )
 from sgt_ds.config.start import check_start
 
@@ -75,4 +76,5 @@ __all__ = [
     "prepare_run_directory",
     "read_deepspeed_json",
     "resolve_deepspeed",
+    "save_run_config",
 ]

@@ -258,7 +258,8 @@ class RunConfig(Section):
     run_dir: Path
     """Directory that the run writes to."""
     resume: Literal["auto", "never"] | Path = "auto"
-    """auto: go on from the newest good checkpoint of run_dir; never; or a checkpoint to go on from."""
+    """auto: go on from the newest good checkpoint of run_dir; never; or a checkpoint of this run, from
+    wherever it was copied to: once run_dir has checkpoints of its own it goes on from them."""
     fork: Path | None = None
     """Checkpoint of another run whose weights and optimizer start this one."""
     init: Path | None = None

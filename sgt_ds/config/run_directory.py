@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from sgt_ds.files import write_text_atomically
 def check_run_directory(config: RunConfig) -> bool:
     """Whether `run_dir` already holds this run.
 
-    Raises: UserError where it holds another run, or where `resume: never` meets an existing one.
+    Raises: UserError where it holds another run, where `resume: never` meets an existing one, or
+    where `resume` names a checkpoint from which this run can't go on.
     """
     layout = RunLayout(config.run_dir)
+    _check_named(config)
     saved = layout.config
     # What a refused start left behind is nobody's run.
     if not saved.exists() or not layout.has_begun():
@@ -47,6 +51,30 @@ def check_run_directory(config: RunConfig) -> bool:
             saved, "resume", "is never, but run_dir holds this run; remove it or resume"
         )
     return True
+
+
+def _check_named(config: RunConfig) -> None:
+    """Raises: UserError where `resume` names a checkpoint that others follow, or one of another run."""
+    path = config.resume
+    if not isinstance(path, Path) or not path.is_dir():  # what is not there is told elsewhere
+        return
+    newest = max(RunLayout(config.run_dir).checkpoints.glob("step-*"), default=None)
+    parent = RunLayout(path.resolve().parent.parent)
+    if parent.run_dir == config.run_dir.resolve():
+        if newest is not None and path.resolve() != newest.resolve():
+            mend = (
+                f"is followed by {newest.name}; `resume: auto` goes on from the newest good one, "
+                "`sgt-ds growth rollback RUN --to STEP` sets later ones aside"
+            )
+            raise UserError(path, "resume", mend)
+    elif newest is None and parent.config.is_file():
+        differences = config_differences(load_run_config(parent.config), config)
+        if differences:
+            more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+            mend = (
+                f"resume goes on with the same run{more}; keep what it has, or say `fork: {path}`"
+            )
+            raise UserError(path, differences[0], mend)
 
 
 def check_only_run(config: RunConfig, config_file: str | Path, *brought: Path | None) -> None:
@@ -92,20 +120,44 @@ def _paths_in(values: Any) -> Iterator[Path]:
 
 
 def prepare_run_directory(config: RunConfig, *, resuming: bool) -> None:
-    """Make the run directory and save the resolved configuration.
+    """Make the run directory; for a run that is new there, save the resolved configuration.
 
-    `resuming`: whether it holds this run; a journal that a refused start left goes otherwise.
+    `resuming`: whether it holds this run, which may still turn out to read other data. Otherwise a
+    journal that a refused start left goes, and what came before a checkpoint of another directory
+    that `resume` names is brought along.
 
     Raises: UserError where it cannot be written.
     """
     layout = RunLayout(config.run_dir)
-    try:
-        for folder in (layout.checkpoints, layout.logs, layout.stop_request.parent):
+    with _writing(config):
+        for folder in (layout.checkpoints, layout.logs, layout.control):
             folder.mkdir(parents=True, exist_ok=True)
         if not resuming:
             layout.journal.unlink(missing_ok=True)
-        write_text_atomically(layout.config, dump_run_config(config))
+            if isinstance(config.resume, Path):
+                _bring_history(RunLayout(config.resume.resolve().parent.parent), layout)
+    if not resuming:
+        save_run_config(config)
+
+
+def save_run_config(config: RunConfig) -> None:
+    """Write the resolved configuration. Raises: UserError where it cannot be written."""
+    with _writing(config):
+        write_text_atomically(RunLayout(config.run_dir).config, dump_run_config(config))
+
+
+def _bring_history(parent: RunLayout, own: RunLayout) -> None:
+    """Copy journal and metrics; what lies past the checkpoint is cut off when it is loaded."""
+    if parent.run_dir != own.run_dir.resolve():
+        for there, here in ((parent.journal, own.journal), (parent.metrics, own.metrics)):
+            if there.is_file():
+                shutil.copyfile(there, here)
+
+
+@contextmanager
+def _writing(config: RunConfig) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise UserError(
-            config.run_dir, "run_dir", f"cannot be written ({error.strerror}); choose another"
-        ) from None
+        mend = f"cannot be written ({error.strerror}); choose another"
+        raise UserError(config.run_dir, "run_dir", mend) from None

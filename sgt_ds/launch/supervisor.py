@@ -362,7 +362,9 @@ def _pause(seconds: float, signals: StopSignals, asked: StopAsked) -> None:
 
 
 def _end(run_dir: Path, status: int, reason: str) -> int:
-    write_outcome(run_dir, status, reason)
+    # A refused start has changed nothing of a run that was trained before.
+    if status != BAD_INPUT or not RunLayout(run_dir).has_begun():
+        write_outcome(run_dir, status, reason)
     if status != BAD_INPUT:  # the rank has said in one line what is wrong
         _say(reason)
     return status

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sgt_ds.config import RunConfig, RunLayout, prepare_run_directory
+from sgt_ds.config import RunConfig, RunLayout, prepare_run_directory, save_run_config
 from sgt_ds.data import Loader, check_data, open_token_set, validation_batches
 from sgt_ds.flops import FlopsCounter, earliest_outcome
 from sgt_ds.growth import (
@@ -58,6 +58,8 @@ def run(
             heartbeat.enter("start")
             reached = reached_step(RunLayout(config.run_dir).metrics)
             restore(trainer, config, ranks, resuming=resuming)
+            if resuming:  # only now is it known to be the same run
+                ranks.on_main(lambda: save_run_config(config))
             if ranks.is_main:
                 note_start(config, ranks, trainer.clock.step, reached)
             trainer.train()

@@ -85,11 +85,14 @@ def _check_data(trainer: Trainer, config: RunConfig, path: Path, before: Mapping
 
 
 def _own_checkpoint(config: RunConfig, ranks: Ranks, resuming: bool) -> Path | None:
-    if isinstance(config.resume, Path):
+    directory = RunLayout(config.run_dir).checkpoints
+    # As with `fork`: once a run has checkpoints of its own it goes on from them.
+    if isinstance(config.resume, Path) and (
+        config.resume.resolve().parent == directory.resolve() or not any(directory.glob("step-*"))
+    ):
         return config.resume
     if not resuming:
         return None
-    directory = RunLayout(config.run_dir).checkpoints
     found = checkpoints.newest_good_for_all(directory, group=ranks.host_group)
     return None if found is None else found.path
 
