@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -67,14 +68,23 @@ def _check_named(config: RunConfig) -> None:
                 "`sgt-ds growth rollback RUN --to STEP` sets later ones aside"
             )
             raise UserError(path, "resume", mend)
-    elif newest is None and parent.config.is_file():
-        differences = config_differences(load_run_config(parent.config), config)
+    elif newest is None and (saved := _config_of(path)) is not None:
+        differences = config_differences(saved, config)
         if differences:
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             mend = (
                 f"resume goes on with the same run{more}; keep what it has, or say `fork: {path}`"
             )
             raise UserError(path, differences[0], mend)
+
+
+def _config_of(checkpoint: Path) -> RunConfig | None:
+    """The configuration that a checkpoint holds; None where it can't be read, which loading tells."""
+    try:
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        return RunConfig.model_validate(state["config"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def check_only_run(config: RunConfig, config_file: str | Path, *brought: Path | None) -> None:
