@@ -12,6 +12,7 @@ import yaml
 
 from sgt_ds.config import (
     PRESETS,
+    RunConfig,
     RunLayout,
     check_only_run,
     check_run_directory,
@@ -22,6 +23,7 @@ from sgt_ds.config import (
     prepare_run_directory,
     resolve_deepspeed,
 )
+from sgt_ds.config.loading import OTHER_NAMES
 from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count
 
@@ -84,6 +86,15 @@ def test_presets_have_the_paper_s_sizes() -> None:
             "validate_every=1",
             "validate_every: unknown key; did you mean 'training.validate_every'?",
         ),
+        ("model.layers=4", "model.layers: unknown key; did you mean 'num_layers'?"),
+        ("model.heads=4", "model.heads: unknown key; did you mean 'num_heads'?"),
+        ("model.d_model=64", "model.d_model: unknown key; did you mean 'hidden_size'?"),
+        ("model.preset=demo", "model.preset: unknown key; did you mean 'preset' at the top level"),
+        ("checkpoint.interval=9", "checkpoint.interval: unknown key; did you mean 'every'?"),
+        (
+            "precision=bf16",
+            "precision: unknown key; the DeepSpeed file, which `deepspeed` names, says that: bf16:",
+        ),
         ("model.hidden_size=100", "model: hidden_size 100 must be a multiple of 2 × num_heads"),
         ("method=block_loop", "growth.layers: method block_loop takes a list of layers"),
     ],
@@ -124,6 +135,14 @@ def test_the_saved_configuration_reads_back_as_the_same_run(run_file: Path, tmp_
     again = load_run_config(saved)
     assert again == config
     assert config_hash(again) == config_hash(config)
+
+
+def test_other_names_lead_to_keys_that_are_there() -> None:
+    sections = {name: info.annotation for name, info in RunConfig.model_fields.items()}
+    for name, others in OTHER_NAMES.items():
+        known = set(sections[name].model_fields)  # type: ignore[union-attr]
+        assert set(others.values()) <= known
+        assert not set(others) & known
 
 
 def test_identity_ignores_what_may_change_between_resumes(run_file: Path) -> None:

@@ -54,6 +54,39 @@ NOT_IDENTITY = frozenset(
     }
 )
 
+# Usual names of other programs -> our key of the same section.
+OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "model": {
+        **dict.fromkeys(("layers", "n_layers", "n_layer", "num_hidden_layers"), "num_layers"),
+        **dict.fromkeys(("heads", "n_heads", "n_head", "num_attention_heads"), "num_heads"),
+        **dict.fromkeys(("dim", "width", "d_model", "n_embd", "hidden"), "hidden_size"),
+        **dict.fromkeys(("d_ff", "ffn_size", "ffn_hidden_size", "ffn_dim"), "intermediate_size"),
+        **dict.fromkeys(("vocab", "n_vocab", "vocabulary", "vocabulary_size"), "vocab_size"),
+    },
+    "data": {
+        **dict.fromkeys(("seq_len", "seq_length", "max_length", "block_size"), "sequence_length"),
+        **dict.fromkeys(("val", "valid", "eval"), "validation"),
+    },
+    "training": {
+        **dict.fromkeys(("max_steps", "num_steps", "iterations", "updates"), "steps"),
+        **dict.fromkeys(("batch_size", "train_batch_size"), "global_batch_size"),
+    },
+    "optimizer": {
+        "learning_rate": "lr",
+        "warmup": "warmup_steps",
+        **dict.fromkeys(("grad_clip", "max_grad_norm", "gradient_clipping"), "clip"),
+    },
+    "checkpoint": dict.fromkeys(("interval", "save_every", "save_interval", "frequency"), "every"),
+    "evaluation": dict.fromkeys(("interval", "eval_every", "frequency"), "every"),
+}
+# What the DeepSpeed file says and no key here -> how it says it.
+IN_DEEPSPEED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("precision", "mixed_precision", "dtype", "bf16"), "bf16: {enabled: true} (false: float32)"
+    ),
+    **dict.fromkeys(("zero", "zero_stage", "zero_optimization"), "zero_optimization: {stage: 2}"),
+}
+
 
 class _StrictLoader(yaml.SafeLoader):
     """YAML as PyYAML reads it, but a key that stands twice is an error, not a silent override."""
@@ -208,13 +241,24 @@ def _check_preset(path: Path, values: Mapping[str, Any]) -> None:
         )
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+def _nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
-def _hint(key: str, siblings: Sequence[str]) -> str:
-    """The same key of another section, or the nearest one beside the unknown key."""
+def _hint(key: str, parents: Sequence[str]) -> str:
+    """A near key beside the unknown one, or the same key of another section, or all that are known."""
+    siblings = _fields_at(parents)
+    usual = OTHER_NAMES.get(".".join(parents), {}).get(key)
+    if usual is not None:
+        return f"; did you mean '{usual}'?"
+    if key in IN_DEEPSPEED:
+        return f"; the DeepSpeed file, which `deepspeed` names, says that: {IN_DEEPSPEED[key]}"
+    near = _nearest(key, siblings, cutoff=0.7)
+    if near:
+        return near
+    if key in RunConfig.model_fields:
+        return f"; did you mean '{key}' at the top level, not in a section?"
     for section in RunConfig.model_fields:
         if key in _fields_at([section]):
             return f"; did you mean '{section}.{key}'?"
@@ -227,9 +271,7 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
     location = _keys_of(detail["loc"])
     field = ".".join(location) or None
     if detail["type"] == "extra_forbidden":
-        siblings = _fields_at(location[:-1])
-        hint = _hint(location[-1], siblings)
-        return UserError(path, field, f"unknown key{hint}")
+        return UserError(path, field, f"unknown key{_hint(location[-1], location[:-1])}")
     if detail["type"] == "missing":
         return UserError(path, field, "is missing; add it")
     message = detail["msg"].removeprefix("Value error, ")
