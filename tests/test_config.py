@@ -71,7 +71,22 @@ def test_presets_have_the_paper_s_sizes() -> None:
             "growth.layers={from_jurnal: x}",
             "growth.layers.from_jurnal: unknown key; did you mean 'from_journal'?",
         ),
-        ("growth.layers={from_journal: x}", "growth.layers.step: is missing; add it"),
+        ("growth.layers={from_journal: x}", "growth.layers: lacks step, top; add them"),
+        ("growth.layers={from_journal: x, top: 1}", "growth.layers.step: is missing; add it"),
+        (
+            "data.train.0.path=mine/train",
+            "data.train.0.path: 'train' is a list; give all of it, as data.train=[{path: mine/train}]",
+        ),
+        (
+            "data.train.0.weight=2",
+            "data.train.0.weight: 'train' is a list; give all of it, as data.train=[{path: …, weight: 2}]",
+        ),
+        (
+            "data.train=mine/train",
+            "data.train: must be a list, as [{path: mine/train}] (got 'mine/train'); correct it",
+        ),
+        ("growth.exclude_layers=0", "growth.exclude_layers: must be a list, as [0] (got 0)"),
+        ("optimizer.betas=0.9", "optimizer.betas: must be a list, as [0.9, 0.95] (got 0.9)"),
         ("growth=3", "growth: is a section, not a value; give keys of it: k_max, layers"),
         ("data.train=[x]", "data.train.0: is a section, not a value; give keys of it: path,"),
         ("run_dir=", "run_dir: is empty; give a value"),
@@ -135,6 +150,19 @@ def test_the_saved_configuration_reads_back_as_the_same_run(run_file: Path, tmp_
     again = load_run_config(saved)
     assert again == config
     assert config_hash(again) == config_hash(config)
+
+
+def test_keys_that_are_missing_are_told_together(run_file: Path) -> None:
+    run = {**RUN, "model": {"num_layers": 4, "num_heads": 4}}
+    del run["preset"]
+    run_file.write_text(yaml.safe_dump(run))
+    with pytest.raises(UserError) as caught:
+        load_run_config(run_file)
+    told = "model: lacks hidden_size, intermediate_size, vocab_size; add them"
+    assert str(caught.value) == f"{run_file}: {told}"
+    run_file.write_text("preset: tiny\n")
+    with pytest.raises(UserError, match=r"run\.yaml: lacks data, deepspeed, run_dir; add them"):
+        load_run_config(run_file)
 
 
 def test_other_names_lead_to_keys_that_are_there() -> None:

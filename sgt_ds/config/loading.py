@@ -220,10 +220,45 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         child = place.setdefault(parent, {})
         if child is None:
             child = place[parent] = {}
+        if isinstance(child, list):
+            raise UserError(HERE, key, _as_whole_list(key, parent, value))
         if not isinstance(child, dict):
             raise UserError(HERE, key, f"'{parent}' holds a value, not keys; shorten the path")
         place = child
     place[leaf] = value
+
+
+def _as_whole_list(key: str, parent: str, value: Any) -> str:
+    """How to say an override that reaches into a list, whose entries have no keys of their own."""
+    *path, leaf = key.split(".")
+    at = path.index(parent)
+    inner = {leaf: value} if len(path) > at + 1 else value
+    info = _info_at(path[: at + 1])
+    form = _list_form(info, inner) if info else "[…]"
+    return f"'{parent}' is a list; give all of it, as {'.'.join(path[: at + 1])}={form}"
+
+
+def _list_form(info: FieldInfo, value: Any) -> str:
+    """What a list of that key looks like, with `value` as one entry where it can be one."""
+    section = _section_of(info)
+    if section is None:
+        example = list(info.get_default() or [])
+        is_one = not isinstance(value, dict | list | tuple) and value is not None
+        return _flow([value] if is_one and len(example) < 2 else example or ["…"])
+    needed = [name for name, field in section.model_fields.items() if field.is_required()]
+    entry = dict.fromkeys(needed, "…")
+    if isinstance(value, dict):
+        entry |= {name: inner for name, inner in value.items() if name in section.model_fields}
+    elif isinstance(value, str) and len(needed) == 1:
+        entry[needed[0]] = value
+    return _flow([entry])
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(
+        value, sort_keys=False, default_flow_style=True, width=1000, allow_unicode=True
+    )
+    return text.strip()
 
 
 def _check_preset(path: Path, values: Mapping[str, Any]) -> None:
@@ -273,6 +308,10 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
     if detail["type"] == "extra_forbidden":
         return UserError(path, field, f"unknown key{_hint(location[-1], location[:-1])}")
     if detail["type"] == "missing":
+        lacking = _lacking_beside(error, detail)
+        if len(lacking) > 1:
+            keys = ", ".join(lacking)
+            return UserError(path, ".".join(location[:-1]) or None, f"lacks {keys}; add them")
         return UserError(path, field, "is missing; add it")
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "value_error":
@@ -285,6 +324,10 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
     if detail["type"] == "model_type":
         keys = ", ".join(_fields_at(location))
         return UserError(path, field, f"is a section, not a value; give keys of it: {keys}")
+    if detail["type"] in ("list_type", "tuple_type"):
+        info = _info_at(location)
+        if info is not None:
+            message = f"must be a list, as {_list_form(info, detail.get('input'))}"
     if detail["type"] == "path_type":
         message = "must be a path, in quotes where it reads like a number"
     got = "" if _is_secret(location) else f" (got {detail.get('input')!r})"
@@ -301,6 +344,16 @@ def _cause(error: ValidationError) -> ErrorDetails:
         return detail["type"] != "extra_forbidden", not inside
 
     return min(error.errors(), key=rank)
+
+
+def _lacking_beside(error: ValidationError, detail: ErrorDetails) -> list[str]:
+    """All keys that the section lacks in which `detail` misses one."""
+    section = detail["loc"][:-1]
+    return [
+        str(one["loc"][-1])
+        for one in error.errors()
+        if one["type"] == "missing" and one["loc"][:-1] == section
+    ]
 
 
 def _keys_of(location: Sequence[str | int]) -> list[str]:
@@ -333,6 +386,12 @@ def _section_at(path: Sequence[str]) -> type[BaseModel] | None:
     return section
 
 
+def _info_at(path: Sequence[str]) -> FieldInfo | None:
+    """What is known of the key at `path`."""
+    section = _section_at(path[:-1]) if path else None
+    return section.model_fields.get(path[-1]) if section else None
+
+
 def _section_of(info: FieldInfo) -> type[BaseModel] | None:
     candidates = [info.annotation, *get_args(info.annotation)]
     for candidate in list(candidates):
@@ -345,8 +404,7 @@ def _section_of(info: FieldInfo) -> type[BaseModel] | None:
 
 def _is_secret(location: Sequence[str]) -> bool:
     """Whether the key holds a secret, by its type; the section that holds one counts as well."""
-    section = _section_at(location[:-1])
-    info = section.model_fields.get(location[-1]) if section and location else None
+    info = _info_at(location)
     holds = [info, *(_section_fields(info) if info else ())]
     return any(SecretStr in get_args(field.annotation) for field in holds if field)
 
