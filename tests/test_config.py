@@ -152,6 +152,14 @@ def test_the_saved_configuration_reads_back_as_the_same_run(run_file: Path, tmp_
     assert config_hash(again) == config_hash(config)
 
 
+def test_a_model_of_another_shape_is_not_called_by_the_preset(run_file: Path) -> None:
+    whole = "model={hidden_size: 64, intermediate_size: 128, num_layers: 4, num_heads: 4, vocab_size: 512}"
+    assert load_run_config(run_file, [whole, "growth.layers=2"]).preset is None
+    same = load_run_config(run_file, ["model.vocab_size=1000", "model.num_layers=16"])
+    assert same.preset == "573m"
+    assert "preset: null" in dump_run_config(load_run_config(run_file, ["model.num_layers=8"]))
+
+
 def test_keys_that_are_missing_are_told_together(run_file: Path) -> None:
     run = {**RUN, "model": {"num_layers": 4, "num_heads": 4}}
     del run["preset"]

@@ -79,6 +79,9 @@ class ModelConfig(Section):
 
 GPT_NEOX_VOCABULARY = 50280
 
+# Keys in which a model that bears a preset's name is that preset; a vocabulary is the tokenizer's.
+SHAPE = ("hidden_size", "intermediate_size", "num_layers", "num_heads")
+
 PRESETS: dict[str, ModelConfig] = {
     # For tests: every mechanism, no capacity.
     "tiny": ModelConfig(

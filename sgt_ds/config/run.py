@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from sgt_ds.config.evaluation import EvaluationConfig
-from sgt_ds.config.model import PRESETS, ModelConfig, Section
+from sgt_ds.config.model import PRESETS, SHAPE, ModelConfig, Section
 
 # Methods whose layers are named, not grown.
 LISTED_LAYERS = ("block_loop", "attention_loop", "high_entropy_loop", "low_entropy_loop")
@@ -241,7 +241,8 @@ class RunConfig(Section):
     """Everything that RUN.yaml says, with the preset filled in."""
 
     preset: str | None = None
-    """Name of a model shape; `model` may change single values of it."""
+    """Name of a model shape; `model` may change single values of it. Where those make it another
+    shape (widths, layers or heads), it is no longer called by the name: null."""
     model: ModelConfig
     """Shape of the model."""
     method: str = "sgt"
@@ -276,7 +277,9 @@ class RunConfig(Section):
             if isinstance(given, ModelConfig):
                 return values
             if isinstance(given, dict):
-                return {**values, "model": {**PRESETS[name].model_dump(), **given}}
+                shape = PRESETS[name].model_dump()
+                other = any(given.get(key, shape[key]) != shape[key] for key in SHAPE)
+                return {**values, "preset": None if other else name, "model": {**shape, **given}}
         return values
 
     @field_validator("run_dir")
