@@ -242,7 +242,9 @@ def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, dat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert "telemetry.port" in refusal(f"telemetry.port={port}")
+        taken_port = refusal(f"telemetry.port={port}")
+        assert "telemetry.port: " in taken_port
+        assert "telemetry.port_in_use: next" in taken_port
         # Of a run that holds its ports, that it is being trained is told, not the ports.
         lock = tmp_path / "busy" / "control" / "training.lock"
         lock.parent.mkdir(parents=True)
@@ -251,6 +253,9 @@ def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, dat
         busy = refusal(f"telemetry.port={port}", f"run_dir={tmp_path / 'busy'}")
         assert "run_dir: is being trained" in busy
         os.close(held)
+    assert "telemetry.host: '192.0.2.1' is no address of" in refusal("telemetry.host=192.0.2.1")
+    assert "run_dir: /proc/x: nothing can be made in /proc" in refusal("run_dir=/proc/x")
+    assert f"{run} is no folder; choose another run_dir" in refusal(f"run_dir={run}/x")
     assert "micro_batch_size" in refusal("--num-gpus", "3")
     assert "line 1" in refusal("--hostfile", str(hostfile))
     assert "no such hostfile" in refusal("--hostfile", str(tmp_path / "absent"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -31,13 +32,15 @@ STALE_LOCK_SECONDS = 300.0
 
 
 def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
-    """Check batch sizes, the run directory, the DeepSpeed file, ports, launcher, compiler, build locks.
+    """Check batch sizes, the run directory, the DeepSpeed file, address and ports, launcher, compiler,
+    build locks.
 
     `config_file`: name of the YAML, for messages. Raises: UserError, the first that is found.
     """
     check_launcher(target)
     resolve_deepspeed(config, target.world_size, config_file)
     check_run_directory(config)
+    check_can_be_made(config.run_dir, config_file)
     if not target.node_rank:  # the first host's run may have begun
         check_only_run(config, config_file, target.hostfile)
         check_idle(config.run_dir)
@@ -65,6 +68,25 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
         check_start(config.init)
     check_build_locks()
     check_hosts(config, target)
+
+
+def check_can_be_made(run_dir: Path, config_file: str) -> None:
+    """Raises: UserError where no folder can be made at `run_dir`. Leaves nothing behind."""
+    path = run_dir.absolute()
+    there = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise UserError(
+            config_file, "run_dir", f"{there} is no folder; choose another run_dir than {run_dir}"
+        )
+    try:
+        # Permission bits tell too little: they let root write to /proc.
+        Path(tempfile.mkdtemp(prefix=".sgt-ds-", dir=there)).rmdir()
+    except OSError as error:
+        raise UserError(
+            config_file,
+            "run_dir",
+            f"{run_dir}: nothing can be made in {there} ({error.strerror}); choose another run_dir",
+        ) from None
 
 
 def check_hosts(config: RunConfig, target: Target) -> None:
@@ -194,6 +216,7 @@ def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
             "telemetry.port",
             f"{telemetry.port} leaves no ports for {ranks} ranks; set {65536 - ranks} or less",
         )
+    _check_address(telemetry.host, config_file)
     if not _needs_its_ports(config):
         return
     for port in range(telemetry.port, telemetry.port + ranks):
@@ -202,12 +225,32 @@ def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
             port,
             config_file,
             "telemetry.port",
-            f"set another; {ranks} ports from it on must be free",
+            f"set another ({ranks} from it on must be free), or telemetry.port_in_use: next to take "
+            "the next free one",
         )
 
 
+def _check_address(host: str, config_file: str) -> None:
+    """Raises: UserError where the exporters could listen on no port of `host`."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family) as probe:
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(
+            config_file,
+            "telemetry.host",
+            f"'{host}' is no address of this machine ({why}); give one of its own, or 0.0.0.0 for "
+            "all of them",
+        ) from None
+
+
 def _check_port(host: str, port: int, file: str, field: str | None, mend: str) -> None:
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
