@@ -227,3 +227,5 @@ def test_targets_need_the_port_that_the_run_directory_holds(
         groups = json.loads(capsys.readouterr().out)
         assert [group["targets"] for group in groups] == [[f"node1:{port}"], [f"node1:{port + 1}"]]
         assert {group["labels"]["run"] for group in groups} == {"night"}
+    assert main(["monitor", "targets", str(tmp_path / "nope"), "--run", "night"]) == 2
+    assert capsys.readouterr().err.endswith("no such hostfile; hostfiles/ holds examples\n")

@@ -140,6 +140,11 @@ def test_missing_settings_or_files_that_end_in_a_traceback(
     assert "no such journal" in refused(capsys, "replay", tmp_path / "none.jsonl")
     assert "holds no growth.jsonl" in refused(capsys, "show", tmp_path)
     assert "is no journal header" in refused(capsys, "show", file)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 5, "loss": 7.4}\n')
+    assert "it is no journal line; a run's journal is its growth.jsonl" in refused(
+        capsys, "replay", metrics
+    )
     assert "is no run directory" in refused(capsys, "freeze", file)
 
 

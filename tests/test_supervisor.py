@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -15,8 +16,10 @@ import pytest
 import runs
 
 from sgt_ds.checkpoints import list_checkpoints, verify
+from sgt_ds.config import load_run_config, prepare_run_directory
+from sgt_ds.errors import UserError
 from sgt_ds.files import take_lock
-from sgt_ds.launch import kill_processes, processes_of, read_record
+from sgt_ds.launch import kill_processes, processes_of, read_record, stop
 
 pytestmark = pytest.mark.launcher
 
@@ -214,6 +217,26 @@ def test_a_raw_launcher_that_dies_takes_its_ranks_along_saved(tmp_path: Path, da
     [checkpoint] = list_checkpoints(tmp_path / "run" / "checkpoints")[:1]
     assert verify(checkpoint.path) == []
     assert checkpoint.step == runs.last_step(tmp_path / "run")
+
+
+def test_stop_of_a_complete_run_says_so(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_run_config(runs.write_run(tmp_path / "run.yaml", data))
+    prepare_run_directory(config, resuming=False)
+    module = importlib.import_module("sgt_ds.launch.stop")
+    for step, told in (
+        (19, "no run of `sgt-ds train` is in progress"),
+        (20, "complete at step 20"),
+    ):
+        monkeypatch.setattr(module, "newest_step", lambda layout, step=step: step)
+        with pytest.raises(UserError, match=told):
+            stop(config.run_dir, grace_seconds=1, say=print)
+    lock = take_lock(config.run_dir / "control" / "training.lock")
+    assert lock is not None
+    with pytest.raises(UserError, match="no run of"):  # the last checkpoint is not yet the end
+        stop(config.run_dir, grace_seconds=1, say=print)
+    os.close(lock)
 
 
 def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, data: Path) -> None:

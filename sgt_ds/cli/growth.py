@@ -258,7 +258,11 @@ def _run_journal(run: Path) -> tuple[Path, Header, Iterator[Line]]:
     path = journal_in(run)
     header, lines = read_journal(path, live=True)
     if header is None:
-        raise UserError(path, "line 1", "is no journal header; give a run, or use growth replay")
+        raise UserError(
+            path,
+            "line 1",
+            "is no journal header; give a run or its growth.jsonl (plain lines: growth replay)",
+        )
     return path, header, lines
 
 

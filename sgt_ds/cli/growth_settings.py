@@ -108,15 +108,19 @@ def policy_of(
         method = growing or header.method
         policy, settings = _build(path, method, growth, header.model, _given_keys(options, given))
         return policy, settings, lines, not given and method == header.method
+    try:
+        first = next(lines)
+    except UserError as error:
+        mend = f"{error.mend}; a run's journal is its growth.jsonl"
+        raise UserError(path, error.field, mend) from None
+    if not isinstance(first, Measurement):
+        raise UserError(path, "line 1", "is a decision without a header; give the whole journal")
     method = options.method or "sgt"
     needed = _NEEDED if method == "sgt" else ("layers", "t_start", "interval")
     for flag in needed:
         if getattr(options, flag) is None:
             name = "--" + flag.replace("_", "-")
             raise UserError(path, name, "is needed: plain lines bring no settings; give it")
-    first = next(lines)
-    if not isinstance(first, Measurement):
-        raise UserError(path, "line 1", "is a decision without a header; give the whole journal")
     model = _model_of_shape(len(first.entropy), len(first.entropy[0]))
     keys = _given_keys(options, given)
     policy, settings = _build(path, method, {"entropy_ema": 0.0, **given}, model, keys)

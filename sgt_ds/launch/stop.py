@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sgt_ds.config import RunLayout
+from sgt_ds.config import RunLayout, load_run_config
 from sgt_ds.errors import SgtError, UserError
+from sgt_ds.files import lock_is_held
 from sgt_ds.launch.processes import on_hosts, processes_of
 from sgt_ds.launch.record import RunRecord, StopAsked, read_outcome, read_record, remove_record
-from sgt_ds.launch.supervisor import POLL_SECONDS, end_everywhere, last_checkpoint
+from sgt_ds.launch.supervisor import POLL_SECONDS, end_everywhere, last_checkpoint, newest_step
 
 REMOTE_POLL_SECONDS = 5.0
 
@@ -27,6 +28,8 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         fault = "holds no run" if run_dir.is_dir() else "no such run"
         raise UserError(run_dir, None, f"{fault}; give the `run_dir` of its YAML")
     record = read_record(run_dir)
+    if record is None:
+        _check_complete(run_dir)
     if record is None or (not (attended := _supervisor_lives(record)) and not _count(record)):
         raise UserError(
             run_dir,
@@ -60,6 +63,19 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         f"{run_dir}: did not end within {grace_seconds:.0f} s and was killed; "
         f"{last_checkpoint(run_dir)}"
     )
+
+
+def _check_complete(run_dir: Path) -> None:
+    """Raises: UserError where the run has nothing left to do, and nobody trains it."""
+    layout = RunLayout(run_dir)
+    try:
+        steps = load_run_config(layout.config).training.steps
+    except UserError:
+        return
+    if newest_step(layout) >= steps and not lock_is_held(layout.training_lock):
+        raise UserError(
+            run_dir, None, f"is complete at step {steps:,} of {steps:,}; there is nothing to stop"
+        )
 
 
 def _supervisor_lives(record: RunRecord) -> bool:
