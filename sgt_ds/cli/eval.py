@@ -147,17 +147,16 @@ def tasks(options: argparse.Namespace) -> None:
     keep_deepspeed_quiet()
     chosen = find_tasks(options.tasks)
     rules: tuple[Rule, ...] = RULES if options.rule == "both" else (_RULE_FLAGS[options.rule],)
-    from sgt_ds.evaluation import HUB, Suite, load_questions, write_items
+    from sgt_ds.evaluation import HUB, Suite, check_writable, load_questions
     from sgt_ds.inference import load_scored_model
     from sgt_ds.progress import Progress
 
-    if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
-        # Told before hours of scoring, not after.
-        raise UserError("--out", None, f"{options.out} cannot be a file; name one in a folder")
+    if options.out is not None:
+        check_writable(options.out)  # told before hours of scoring, not after
     if not options.directory.exists():
         raise UserError(options.directory, None, "is not there; give an export, a model or a run")
     check_device(options.device)
-    if options.data.partition(":")[0] == HUB:
+    if options.data.partition(":")[0] == HUB and sys.stderr.isatty():  # for one who waits
         print("eval: asking for public sets; --data FOLDER reads files instead", file=sys.stderr)
     with in_field("--data"):
         questions = [
@@ -174,12 +173,28 @@ def tasks(options: argparse.Namespace) -> None:
     with Progress("eval", len(suite.requests), "choices") as progress:
         values = suite.score(model.logits, model.device, on_batch=progress.advance)
     results = suite.results(values)
-    if options.out is not None:
-        write_items(options.out, results)
-    if options.json:
-        print_json({"model": model.name, "tasks": [result.as_json() for result in results]})
-        return
-    print(_table(_task_rows(results)))
+    try:  # the scores first: they are out whatever becomes of the file, and the other way round
+        if options.json:
+            print_json({"model": model.name, "tasks": [result.as_json() for result in results]})
+        else:
+            print(_table(_task_rows(results)), flush=True)
+    finally:
+        if options.out is not None:
+            _write_out(options.out, results)
+
+
+def _write_out(path: Path, results: list[TaskResult]) -> None:
+    from sgt_ds.evaluation import write_items
+
+    try:
+        write_items(path, results)
+    except OSError as error:
+        raise UserError(
+            "--out",
+            None,
+            f"{path} cannot be written ({error.strerror or error}); the scores above are whole, make "
+            "room or name another file to have the items too",
+        ) from None
 
 
 def perplexity(options: argparse.Namespace) -> None:
