@@ -16,7 +16,10 @@ from token_sets import write_token_set
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from sgt_ds.cli import main
+from sgt_ds.errors import UserError
+from sgt_ds.evaluation import streams_of
 from sgt_ds.evaluation.perplexity import windows
+from sgt_ds.inference import load_scored_model
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +179,32 @@ def test_a_prepared_set_scores_unlike_its_texts(
     )
     assert main(["eval", "perplexity", str(folder), str(other)]) == 2
     assert "is not the model's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flip", [1, 255])
+def test_a_flipped_byte_of_a_prepared_set_is_measured_or_a_traceback(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], flip: int
+) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ids = np.array([*tokenizer.encode("river stone " * 40), 0])
+    file = (folder / "tokenizer.json").read_bytes()
+    vocabulary = tokenizer.backend_tokenizer.get_vocab_size()
+    prepared = write_token_set(tmp_path / "a", [ids, ids], vocab_size=vocabulary, tokenizer=file)
+    shard = prepared / "00001-000.tokens"
+    content = bytearray(shard.read_bytes())
+    content[129 if flip == 255 else 128] ^= flip
+    shard.write_bytes(content)
+    measured(capsys, folder, prepared, "--tokens", "9")  # reads the first shard alone
+    assert main(["eval", "perplexity", str(folder), str(prepared)]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"sgt-ds: {shard}: tokens: do not match their checksum; ")
+    assert f"`sgt-ds data verify {prepared}`" in told
+    encoder = load_scored_model(folder).encoder
+    if flip == 1:
+        streams_of(str(prepared), encoder)  # in a run: an id like any other
+        return
+    with pytest.raises(UserError, match=rf"{shard}: tokens: holds id "):
+        streams_of(str(prepared), encoder)
 
 
 def test_a_window_beyond_text_or_model_is_told_as_if_it_were_filled(

@@ -337,7 +337,29 @@ def test_verify_names_the_damaged_file(
     damage(out / name)
     capsys.readouterr()
     assert main(["data", "verify", str(out)]) == 2
-    assert name in capsys.readouterr().err.splitlines()[-1]
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert name in line
+    assert line.count("again") <= 2, "the mend stands twice"
+
+
+def test_inspecting_a_damaged_document_is_a_traceback(
+    corpus: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    model = str(tmp_path / "t.model")
+    train_tokenizer([str(corpus / "c4.00000.json.gz")], 400, Path(model))
+    assert main(["data", "prepare", str(corpus / "c4.0000[01]*"), "--out", str(out),
+                 "--tokenizer", model, "--workers", "1"]) == 0  # fmt: skip
+    shard = out / "00000-000.tokens"
+    content = bytearray(shard.read_bytes())
+    content[129] = 255
+    shard.write_bytes(content)
+    capsys.readouterr()
+    assert main(["data", "inspect", str(out)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"sgt-ds: {shard}: tokens: holds id 65")
+    assert f"`sgt-ds data verify {out}`" in line
+    assert line.count("\n") == 1
 
 
 def test_verify_names_foreign_files_and_inspect_shows_the_set(

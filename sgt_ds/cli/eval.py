@@ -212,7 +212,11 @@ def perplexity(options: argparse.Namespace) -> None:
     if options.stride is not None and options.stride > window:
         raise UserError("--stride", None, f"{options.stride} exceeds the window, {window}")
     streams = streams_of(
-        options.data, model.encoder, tokens=options.tokens or None, apart=options.apart
+        options.data,
+        model.encoder,
+        tokens=options.tokens or None,
+        apart=options.apart,
+        verified=True,
     )
     longest = max(len(stream.tokens) for stream in streams) - 1
     rows: list[Perplexity] = []
