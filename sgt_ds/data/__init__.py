@@ -4,6 +4,7 @@ from sgt_ds.data.bench import PrepareBench, bench_prepare
 from sgt_ds.data.loader import Loader, validation_batches
 from sgt_ds.data.loader_bench import DataBench, bench_data
 from sgt_ds.data.manifest import NAME as SET_MANIFEST
+from sgt_ds.data.manifest import is_set
 from sgt_ds.data.order import GlobalOrder
 from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prefetch import MicroBatch
@@ -41,6 +42,7 @@ __all__ = [
     "check_tokenizer_file",
     "inspect",
     "is_remote_set",
+    "is_set",
     "open_token_set",
     "prepare",
     "read_rows",
