@@ -346,6 +346,11 @@ def test_a_refused_start_that_prepared_nothing_blocks_the_right_one(
             for record in out.glob("*/[0-9]*.json"):
                 record.unlink()
             assert len(list(val.glob("*.tokens"))) > 1
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tokenizer.json").write_text("mine")
+    held[3] = str(tmp_path / "mine")
+    assert main(["data", "prepare", *two, "--tokenizer", tokenizer, *held, *rest]) == 2
+    assert "mine: is not empty" in capsys.readouterr().err
     right = ["data", "prepare", str(corpus / "c4.00000.json.gz"), "--tokenizer", tokenizer, *rest]
     assert main(right) == 0
     assert main(["data", "verify", str(out)]) == 0

@@ -44,6 +44,19 @@ def _identity(
     }
 
 
+def is_begun(directory: Path, out: Path) -> bool:
+    """Whether an unfinished attempt at `out` writes to `directory`: what lies there is its own."""
+    if not (out / WORK).is_dir() or directory == out:
+        return (out / WORK).is_dir()
+    try:
+        noted = json.loads((out / WORK / "job.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:  # killed before it wrote anything
+        return False
+    own = noted.get("holdout_out", str(directory.absolute()))  # earlier versions noted none
+    # Both may have been moved.
+    return own is not None and (own == str(directory.absolute()) or not Path(own).exists())
+
+
 def check_same_job(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> None:
     """See that an unfinished set is gone on with as it was begun, or note how it begins.
 
