@@ -229,6 +229,48 @@ def test_data_that_is_not_there_is_told_of_no_flag(
     assert capsys.readouterr().err.startswith(f"sgt-ds: {data}: --data: {fault}")
 
 
+def test_items_that_cannot_be_written_take_the_scores_along(
+    tmp_path: Path,
+    folder: Path,
+    rows: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["eval", "tasks", str(folder), "--tasks", "sciq", "--data", str(rows), "--limit", "2"]
+    with monkeypatch.context() as early:
+        early.setattr(Suite, "score", None)  # told before anything is scored
+        for out, said in (
+            ("/proc/x.jsonl", "cannot be written"),
+            (str(tmp_path / "none" / "x.jsonl"), "is no folder"),
+            ("/dev/null", "cannot be a file"),
+            (str(tmp_path / ("x" * 250)), "cannot be written"),
+            (str(tmp_path / ("x" * 300)), "cannot be written"),
+        ):
+            assert main([*command, "--out", out]) == 2
+            told = capsys.readouterr()
+            assert told.err.startswith("sgt-ds: --out: ")
+            assert said in told.err
+            assert (told.out, told.err.count("\n")) == ("", 1)
+    out = tmp_path / "x.jsonl"
+    out.write_text("earlier")
+
+    def full(path: Path, results: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as late:
+        late.setattr("sgt_ds.evaluation.results.write_items", full)
+        assert main([*command, "--out", str(out)]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("task")
+    assert "sciq" in told.out
+    line = told.err.splitlines()[-1]
+    assert line.startswith(f"sgt-ds: --out: {out} cannot be written (No space left on device); ")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+    assert out.read_text() == "earlier"
+    assert main([*command, "--out", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 2
+
+
 def test_without_a_network_nobody_says_what_to_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

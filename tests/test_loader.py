@@ -262,6 +262,40 @@ def test_an_error_of_the_prefetching_thread_reaches_the_trainer(tmp_path: Path) 
             next(loader.next_step())
 
 
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_an_id_that_no_tokenizer_has_goes_to_the_model_unnamed(
+    tmp_path: Path, damaged: int
+) -> None:
+    sets = [
+        write_token_set(
+            tmp_path / name, [np.arange(2 * LENGTH + 1) for _ in range(3)], vocab_size=100
+        )
+        for name in "ab"
+    ]
+    shard = sets[damaged] / "00001-000.tokens"
+    content = bytearray(shard.read_bytes())
+    content[128 + 2 * LENGTH : 130 + 2 * LENGTH] = (100).to_bytes(2, "little")
+    shard.write_bytes(content)
+    said = rf"{shard}: tokens: holds id 100, .* has 100 ids: .*`sgt-ds data verify {sets[damaged]}`"
+    loader = loader_of([DataSource(path=path) for path in sets], 12, 2, 0, 1)
+    with loader, pytest.raises(UserError, match=said):
+        list(loader.next_step())
+    broken = open_token_set(sets[damaged])
+    with pytest.raises(UserError, match=said):
+        list(validation_batches(broken, LENGTH, 6, 2, 0, 1))
+
+
+def test_a_damaged_index_of_documents_is_a_traceback(tmp_path: Path) -> None:
+    path = write_token_set(tmp_path / "a", [[np.arange(2) for _ in range(40)]])
+    shard = path / "00000-000.tokens"
+    content = bytearray(shard.read_bytes())
+    content[-8 * 37 + 5] = 1  # the fifth document begins far behind the end
+    shard.write_bytes(content)
+    token_set = open_token_set(path)
+    with pytest.raises(UserError, match=f"{shard}: index: is damaged"):
+        list(validation_batches(token_set, 16, 4, 1, 0, 1, document_starts=True))
+
+
 def test_fingerprint_tells_other_data_from_other_ranks(tmp_path: Path) -> None:
     first = DataSource(path=numbered_set(tmp_path / "a", [10], LENGTH))
     moved = DataSource(path=numbered_set(tmp_path / "b", [10], LENGTH))

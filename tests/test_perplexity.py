@@ -11,12 +11,18 @@ import numpy as np
 import pytest
 import task_rows
 import torch
+from made_checkpoints import write_checkpoint
 from task_rows import POSITIONS
 from token_sets import write_token_set
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from sgt_ds.cli import main
+from sgt_ds.config import ModelConfig
+from sgt_ds.errors import UserError
+from sgt_ds.evaluation import streams_of
 from sgt_ds.evaluation.perplexity import windows
+from sgt_ds.inference import load_scored_model
+from sgt_ds.model import Transformer
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +184,32 @@ def test_a_prepared_set_scores_unlike_its_texts(
     assert "is not the model's" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flip", [1, 255])
+def test_a_flipped_byte_of_a_prepared_set_is_measured_or_a_traceback(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], flip: int
+) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ids = np.array([*tokenizer.encode("river stone " * 40), 0])
+    file = (folder / "tokenizer.json").read_bytes()
+    vocabulary = tokenizer.backend_tokenizer.get_vocab_size()
+    prepared = write_token_set(tmp_path / "a", [ids, ids], vocab_size=vocabulary, tokenizer=file)
+    shard = prepared / "00001-000.tokens"
+    content = bytearray(shard.read_bytes())
+    content[129 if flip == 255 else 128] ^= flip
+    shard.write_bytes(content)
+    measured(capsys, folder, prepared, "--tokens", "9")  # reads the first shard alone
+    assert main(["eval", "perplexity", str(folder), str(prepared)]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"sgt-ds: {shard}: tokens: do not match their checksum; ")
+    assert f"`sgt-ds data verify {prepared}`" in told
+    encoder = load_scored_model(folder).encoder
+    if flip == 1:
+        streams_of(str(prepared), encoder)  # in a run: an id like any other
+        return
+    with pytest.raises(UserError, match=rf"{shard}: tokens: holds id "):
+        streams_of(str(prepared), encoder)
+
+
 def test_a_window_beyond_text_or_model_is_told_as_if_it_were_filled(
     tmp_path: Path, folder: Path, jsonl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,3 +250,25 @@ def test_a_wrong_file_or_flag_ends_in_a_traceback(
         assert said in told
         assert told.count("\n") == 1
     assert main(["eval", "perplexity", str(tmp_path), str(jsonl)]) == 2
+
+
+def test_what_is_no_model_is_told_in_the_words_of_another_command(
+    tmp_path: Path, jsonl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared = write_token_set(tmp_path / "set", [np.arange(9)])
+    for command in (["perplexity", str(prepared), str(prepared)],
+                    ["tasks", str(prepared), "--tasks", "sciq", "--data", "."]):  # fmt: skip
+        assert main(["eval", *command]) == 2
+        assert capsys.readouterr().err == (
+            f"sgt-ds: {prepared}: is a prepared set, no model; give an export, a model or a run\n"
+        )
+    shape = ModelConfig(
+        num_layers=1, hidden_size=8, intermediate_size=16, num_heads=2, vocab_size=300
+    )
+    checkpoint = write_checkpoint(tmp_path / "run", Transformer(shape))
+    with (checkpoint / "state.json").open("a") as stream:
+        stream.write(" ")
+    assert main(["eval", "perplexity", str(tmp_path / "run"), str(jsonl)]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"sgt-ds: {checkpoint}: state.json: ")
+    assert line.endswith("; score another one with --tag")

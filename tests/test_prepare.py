@@ -326,6 +326,39 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def test_a_refused_start_that_prepared_nothing_blocks_the_right_one(
+    corpus: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "README.md").write_text("# Not this\n")
+    out, val = tmp_path / "out", tmp_path / "val"
+    tokenizer = str(corpus / "tokenizer.json")
+    model = tmp_path / "t.model"
+    train_tokenizer([str(corpus / "c4.00000.json.gz")], 400, model)
+    # The larger file first, of which shards are done when the other one is refused.
+    two = [str(tmp_path / "README.md"), str(corpus / "c4.00001.json.zst")]
+    held = ["--holdout", "0.3", "--holdout-out", str(val), "--shard-tokens", "500"]
+    rest = ["--out", str(out), "--workers", "1"]
+    for wrong in ([two[0]], [two[0], "--on-error", "skip"], two):
+        command = ["data", "prepare", *wrong, "--tokenizer", str(model), *held, *rest]
+        assert main(command) == 2
+        assert "README.md" in capsys.readouterr().err.splitlines()[-1]
+        if wrong is two:  # by hand: as after a kill in mid-file
+            for record in out.glob("*/[0-9]*.json"):
+                record.unlink()
+            assert len(list(val.glob("*.tokens"))) > 1
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tokenizer.json").write_text("mine")
+    held[3] = str(tmp_path / "mine")
+    assert main(["data", "prepare", *two, "--tokenizer", tokenizer, *held, *rest]) == 2
+    assert "mine: is not empty" in capsys.readouterr().err
+    right = ["data", "prepare", str(corpus / "c4.00000.json.gz"), "--tokenizer", tokenizer, *rest]
+    assert main(right) == 0
+    assert main(["data", "verify", str(out)]) == 0
+    assert list(val.iterdir()) == []
+    assert main(["data", "prepare", *two, "--tokenizer", tokenizer, *rest]) == 2
+    assert "holds a set prepared with other inputs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("damage", [_delete, _cut, _flip])
 @pytest.mark.parametrize("name", ["00001-000.tokens", "tokenizer.json", "manifest.json"])
 def test_verify_names_the_damaged_file(
@@ -337,7 +370,29 @@ def test_verify_names_the_damaged_file(
     damage(out / name)
     capsys.readouterr()
     assert main(["data", "verify", str(out)]) == 2
-    assert name in capsys.readouterr().err.splitlines()[-1]
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert name in line
+    assert line.count("again") <= 2, "the mend stands twice"
+
+
+def test_inspecting_a_damaged_document_is_a_traceback(
+    corpus: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    model = str(tmp_path / "t.model")
+    train_tokenizer([str(corpus / "c4.00000.json.gz")], 400, Path(model))
+    assert main(["data", "prepare", str(corpus / "c4.0000[01]*"), "--out", str(out),
+                 "--tokenizer", model, "--workers", "1"]) == 0  # fmt: skip
+    shard = out / "00000-000.tokens"
+    content = bytearray(shard.read_bytes())
+    content[129] = 255
+    shard.write_bytes(content)
+    capsys.readouterr()
+    assert main(["data", "inspect", str(out)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"sgt-ds: {shard}: tokens: holds id 65")
+    assert f"`sgt-ds data verify {out}`" in line
+    assert line.count("\n") == 1
 
 
 def test_verify_names_foreign_files_and_inspect_shows_the_set(

@@ -106,7 +106,7 @@ def test_bad_tokenizer_input_is_one_line_and_exit_2(
     corpus, out = str(files["corpus"]), str(tmp_path / "out")
     for name, words in (
         ("bad.json", "tokenizers file"),
-        ("bad.model", "neither"),
+        ("bad.model", "tokenizers file; give a tokenizer.model or a tokenizer.json"),
         ("no", "no such"),
     ):
         arguments = ["data", "prepare", corpus, "--tokenizer", str(tmp_path / name), "--out", out]
@@ -117,6 +117,22 @@ def test_bad_tokenizer_input_is_one_line_and_exit_2(
     arguments = ["--tokenizer", str(files["huggingface"]), "--out", out]
     assert main(["data", "prepare", corpus, *arguments, "--eos", "<end>"]) == 2
     assert "--eos" in capsys.readouterr().err
+
+
+def test_a_mend_is_told_that_the_command_has_not(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"text": ""}\n')
+    train = ["--vocab-size", "400", "--out", str(tmp_path / "x.model")]
+    prepare = ["--tokenizer", str(files["huggingface"]), "--out", str(tmp_path / "out")]
+    assert main(["tokenizer", "train", str(bad), *train]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith("(empty-document); mend the file, or leave it out of the inputs")
+    for command in (["tokenizer", "train", *train], ["data", "prepare", *prepare]):
+        assert main([*command, f"{tmp_path}/"]) == 2
+        told = f"sgt-ds: {tmp_path}/: is a folder; give a glob as '{tmp_path}/*.json.gz'\n"
+        assert capsys.readouterr().err == told
 
 
 def test_the_size_of_vocabulary_that_is_told_would_not_do(

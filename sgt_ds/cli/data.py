@@ -140,11 +140,10 @@ def verify_set(options: argparse.Namespace) -> int:
     else:
         print("\n".join(faults))
     if faults:
-        raise UserError(
-            options.directory,
-            None,
-            f"{len(faults)} faults, first {faults[0]}; prepare the set again, or fetch those files",
-        )
+        foreign = all(fault.endswith("; remove it") for fault in faults)
+        mend = "" if foreign else "; prepare the set again, or fetch those files"
+        count = f"{len(faults)} faults, first" if len(faults) > 1 else "one fault,"
+        raise UserError(options.directory, None, f"{count} {faults[0]}{mend}")
     return 0
 
 

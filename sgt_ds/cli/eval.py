@@ -22,6 +22,7 @@ from sgt_ds.evaluation import RULES, Metric, Rule, find_tasks
 
 if TYPE_CHECKING:
     from sgt_ds.evaluation import Comparison, Perplexity, TaskResult
+    from sgt_ds.inference import ScoredModel
 
 _RULE_FLAGS = {rule.replace("_", "-"): rule for rule in RULES}
 _EXTRAPOLATION = (1, 2, 3, 4)
@@ -142,22 +143,46 @@ def _register_perplexity(group: Subparsers[Parser]) -> None:
     )
 
 
+def _check_model(directory: Path) -> None:
+    from sgt_ds.data import is_set
+
+    fault = None
+    if not directory.exists():
+        fault = "is not there"
+    elif is_set(directory):
+        fault = "is a prepared set, no model"
+    if fault is not None:
+        raise UserError(directory, None, f"{fault}; give an export, a model or a run")
+
+
+def _load(options: argparse.Namespace) -> ScoredModel:
+    from sgt_ds.inference import load_scored_model
+
+    try:
+        return load_scored_model(
+            options.directory, tag=options.tag, device=options.device, dtype=options.dtype
+        )
+    except UserError as error:
+        # A damaged checkpoint is told in the words of `sgt-ds convert`.
+        mend = error.mend.replace(
+            "; convert another one with --tag", "; score another one with --tag"
+        )
+        raise UserError(error.file, error.field, mend) from None
+
+
 def tasks(options: argparse.Namespace) -> None:
     """Load, score, print."""
     keep_deepspeed_quiet()
     chosen = find_tasks(options.tasks)
     rules: tuple[Rule, ...] = RULES if options.rule == "both" else (_RULE_FLAGS[options.rule],)
-    from sgt_ds.evaluation import HUB, Suite, load_questions, write_items
-    from sgt_ds.inference import load_scored_model
+    from sgt_ds.evaluation import HUB, Suite, check_writable, load_questions
     from sgt_ds.progress import Progress
 
-    if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
-        # Told before hours of scoring, not after.
-        raise UserError("--out", None, f"{options.out} cannot be a file; name one in a folder")
-    if not options.directory.exists():
-        raise UserError(options.directory, None, "is not there; give an export, a model or a run")
+    if options.out is not None:
+        check_writable(options.out)  # told before hours of scoring, not after
+    _check_model(options.directory)
     check_device(options.device)
-    if options.data.partition(":")[0] == HUB:
+    if options.data.partition(":")[0] == HUB and sys.stderr.isatty():  # for one who waits
         print("eval: asking for public sets; --data FOLDER reads files instead", file=sys.stderr)
     with in_field("--data"):
         questions = [
@@ -165,21 +190,35 @@ def tasks(options: argparse.Namespace) -> None:
             for rule in rules
             for task in chosen
         ]
-    model = load_scored_model(
-        options.directory, tag=options.tag, device=options.device, dtype=options.dtype
-    )
+    model = _load(options)
     suite = Suite(
         questions, model.encoder, positions=model.positions, batch_tokens=options.batch_tokens
     )
     with Progress("eval", len(suite.requests), "choices") as progress:
         values = suite.score(model.logits, model.device, on_batch=progress.advance)
     results = suite.results(values)
-    if options.out is not None:
-        write_items(options.out, results)
-    if options.json:
-        print_json({"model": model.name, "tasks": [result.as_json() for result in results]})
-        return
-    print(_table(_task_rows(results)))
+    try:  # the scores first: they are out whatever becomes of the file, and the other way round
+        if options.json:
+            print_json({"model": model.name, "tasks": [result.as_json() for result in results]})
+        else:
+            print(_table(_task_rows(results)), flush=True)
+    finally:
+        if options.out is not None:
+            _write_out(options.out, results)
+
+
+def _write_out(path: Path, results: list[TaskResult]) -> None:
+    from sgt_ds.evaluation import write_items
+
+    try:
+        write_items(path, results)
+    except OSError as error:
+        raise UserError(
+            "--out",
+            None,
+            f"{path} cannot be written ({error.strerror or error}); the scores above are whole, make "
+            "room or name another file to have the items too",
+        ) from None
 
 
 def perplexity(options: argparse.Namespace) -> None:
@@ -187,17 +226,19 @@ def perplexity(options: argparse.Namespace) -> None:
     keep_deepspeed_quiet()
     check_device(options.device)
     from sgt_ds.evaluation import PerplexityProbe, streams_of
-    from sgt_ds.inference import load_scored_model
     from sgt_ds.progress import Progress
 
-    model = load_scored_model(
-        options.directory, tag=options.tag, device=options.device, dtype=options.dtype
-    )
+    _check_model(options.directory)
+    model = _load(options)
     window = options.window or model.positions
     if options.stride is not None and options.stride > window:
         raise UserError("--stride", None, f"{options.stride} exceeds the window, {window}")
     streams = streams_of(
-        options.data, model.encoder, tokens=options.tokens or None, apart=options.apart
+        options.data,
+        model.encoder,
+        tokens=options.tokens or None,
+        apart=options.apart,
+        verified=True,
     )
     longest = max(len(stream.tokens) for stream in streams) - 1
     rows: list[Perplexity] = []

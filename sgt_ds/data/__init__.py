@@ -4,6 +4,7 @@ from sgt_ds.data.bench import PrepareBench, bench_prepare
 from sgt_ds.data.loader import Loader, validation_batches
 from sgt_ds.data.loader_bench import DataBench, bench_data
 from sgt_ds.data.manifest import NAME as SET_MANIFEST
+from sgt_ds.data.manifest import is_set
 from sgt_ds.data.order import GlobalOrder
 from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prefetch import MicroBatch
@@ -19,7 +20,7 @@ from sgt_ds.data.token_set import (
 )
 from sgt_ds.data.tokenizer_training import TrainedTokenizer, train_tokenizer
 from sgt_ds.data.tokenizers import Tokenizer
-from sgt_ds.data.verification import inspect, verify
+from sgt_ds.data.verification import check_first, inspect, verify
 
 __all__ = [
     "SET_MANIFEST",
@@ -37,9 +38,11 @@ __all__ = [
     "bench_data",
     "bench_prepare",
     "check_data",
+    "check_first",
     "check_tokenizer_file",
     "inspect",
     "is_remote_set",
+    "is_set",
     "open_token_set",
     "prepare",
     "read_rows",

@@ -24,6 +24,9 @@ from sgt_ds.data.tokenizers import Tokenizer
 from sgt_ds.errors import UserError
 from sgt_ds.files import write_text_atomically
 
+# As `file_work` names them.
+_RECORDS, _SHARDS = "[0-9]*.json", "[0-9]*-[0-9]*.tokens"
+
 
 def _identity(
     wish: Preparation, names: list[str], tokenizer_sha256: str, eos_id: int
@@ -41,13 +44,63 @@ def _identity(
     }
 
 
+def is_begun(directory: Path, out: Path) -> bool:
+    """Whether an unfinished attempt at `out` writes to `directory`: what lies there is its own."""
+    if not (out / WORK).is_dir() or directory == out:
+        return (out / WORK).is_dir()
+    try:
+        noted = json.loads((out / WORK / "job.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:  # killed before it wrote anything
+        return False
+    own = noted.get("holdout_out", str(directory.absolute()))  # earlier versions noted none
+    # Both may have been moved.
+    return own is not None and (own == str(directory.absolute()) or not Path(own).exists())
+
+
 def check_same_job(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> None:
+    """See that an unfinished set is gone on with as it was begun, or note how it begins.
+
+    One of which nothing is prepared yet may become another.
+    Raises: UserError where it was begun otherwise.
+    """
     path = wish.out / WORK / "job.json"
     new = _identity(wish, [file.name for file in files], tokenizer.sha256, tokenizer.eos_id)
-    if not path.exists():
-        write_text_atomically(path, json.dumps(new))
-        return
-    _refuse_other(wish.out, json.loads(path.read_text(encoding="utf-8")), new, "was begun")
+    if path.exists():
+        old = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            _refuse_other(wish.out, old, new, "was begun")
+        except UserError:
+            if _holds_documents(wish.out):
+                raise
+            _clear(wish.out, old.get("holdout_out"))
+        else:
+            return
+    where = None if wish.holdout_out is None else str(wish.holdout_out.absolute())
+    write_text_atomically(path, json.dumps({**new, "holdout_out": where}))
+
+
+def _holds_documents(out: Path) -> bool:
+    """Whether an earlier attempt finished a file that has any; a record that is damaged counts."""
+    for path in (out / WORK).glob(_RECORDS):
+        try:
+            record = FileRecord.model_validate_json(path.read_bytes())
+        except ValidationError:
+            return True
+        if record.train.documents + record.holdout.documents:
+            return True
+    return False
+
+
+def _clear(out: Path, holdout_out: str | None) -> None:
+    """Remove what attempts left that finished nothing: parts of files, the tokenizer's copy."""
+    directories = [out, out / WORK]
+    # What is a set of its own by now is another's.
+    if holdout_out is not None and not (Path(holdout_out) / NAME).exists():
+        directories.append(Path(holdout_out))
+    for directory in directories:
+        for pattern in (_RECORDS, _SHARDS, "tokenizer.json", "tokenizer.model"):
+            for path in directory.glob(pattern):
+                path.unlink()
 
 
 def _refuse_other(out: Path, old: dict[str, Any], new: dict[str, Any], what: str) -> None:

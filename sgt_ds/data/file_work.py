@@ -268,12 +268,18 @@ class _Faults:
             )
 
 
-def fault_error(location: str, line: int, reason: str, detail: str) -> UserError:
-    """The error that stops the work at a fault."""
+def fault_error(
+    location: str,
+    line: int,
+    reason: str,
+    detail: str,
+    mend: str = "skip such documents with --on-error skip",
+) -> UserError:
+    """The error that stops the work at a fault. `mend`: what to do other than mending the file."""
     return UserError(
         location,
         f"line {line}" if line else None,
-        f"{detail} ({reason}); mend the file, or skip such documents with --on-error skip",
+        f"{detail} ({reason}); mend the file, or {mend}",
     )
 
 

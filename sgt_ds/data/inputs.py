@@ -81,7 +81,7 @@ def expand_inputs(patterns: Sequence[str]) -> list[InputFile]:
     """Files that the patterns name: each pattern's in order of name, none twice.
 
     A pattern is a path, a glob (`**` too) or a URL of fsspec's (`s3://…`, `https://…`).
-    Raises: UserError where a pattern names nothing.
+    Raises: UserError where a pattern names nothing, or a folder.
     """
     found: dict[str, State] = {}
     for pattern in patterns:
@@ -107,6 +107,10 @@ def _names(locations: list[str]) -> dict[str, str]:
 
 
 def _local_matches(pattern: str) -> list[tuple[str, State]]:
+    if Path(pattern).is_dir():
+        raise UserError(
+            pattern, None, f"is a folder; give a glob as '{pattern.rstrip('/')}/*.json.gz'"
+        )
     # A file may be named like a pattern: the exact name wins.
     # Path.glob takes no absolute pattern.
     paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207

@@ -180,7 +180,7 @@ class Loader:
         `batches` advances at once. What the caller leaves of an iterator is dropped when the next
         one starts.
         Raises: ValueError past the end (`is_exhausted`); while iterated: UserError where a shard
-        cannot be read.
+        cannot be read, or holds an id that the tokenizer has not.
         """
         if self.is_exhausted:
             raise ValueError("the data are exhausted")
@@ -198,17 +198,25 @@ class Loader:
         """Global batch `batch`, unprefetched: this rank's arrays as in `MicroBatch`."""
         positions = self.batch_rows(batch)
         sources, sequences = self.order.locate(positions.reshape(-1))
+        vocab_size = self.token_sets[0].vocab_size  # one tokenizer made all
         for step in range(len(positions)):
             rows = np.empty((self.micro_batch_size, self.sequence_length + 1), dtype=np.int64)
             starts = np.empty_like(rows[:, 1:], order="C") if self.document_starts else None
             part = slice(step * self.micro_batch_size, (step + 1) * self.micro_batch_size)
-            for source in np.unique(sources[part]).tolist():
-                of_source = np.flatnonzero(sources[part] == source)
+            drawn = {
+                source: np.flatnonzero(sources[part] == source)
+                for source in np.unique(sources[part]).tolist()
+            }
+            for source, of_source in drawn.items():
                 self.token_sets[source].read_into(
                     [rows[row] for row in of_source.tolist()],
                     sequences[part][of_source],
                     None if starts is None else [starts[row] for row in of_source.tolist()],
                 )
+            # One look over all rows: one a row would cost as much as the copy of a short one.
+            if int(rows.max()) >= vocab_size:
+                for source, of_source in drawn.items():
+                    self.token_sets[source].check_rows(rows[of_source], sequences[part][of_source])
             yield rows, starts
 
     def fetch_ahead(self, batch: int) -> None:
@@ -292,7 +300,7 @@ def validation_batches(
     Yields up to a micro-batch of sequences at a time. All ranks together hold each sequence once, at any
     world size; where the number does not divide, some ranks get fewer rows or batches, so means are
     to be taken from sums and counts over all ranks.
-    Raises: UserError where the set holds no sequence of that length.
+    Raises: UserError where the set holds no sequence of that length, or a shard is damaged.
     """
     import torch
 
@@ -304,6 +312,7 @@ def validation_batches(
         rows = np.empty((size, sequence_length + 1), dtype=np.int64)
         starts = np.empty((size, sequence_length), dtype=np.int64) if document_starts else None
         token_set.read_into(rows, indices, starts)
+        token_set.check_rows(rows, indices)
         yield MicroBatch(
             torch.from_numpy(rows), None if starts is None else torch.from_numpy(starts)
         )

@@ -174,6 +174,15 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+def is_set(directory: Path) -> bool:
+    """Whether a manifest there says that it is of a prepared set; whether it is a good one is open."""
+    try:
+        values = json.loads((directory / NAME).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and values.get("format") == "sgt-token-set"
+
+
 def _text(values: dict[str, Any], checksum: str) -> str:
     lines = []
     for key, value in {**values, "checksum": checksum}.items():

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from sgt_ds.data.earlier import check_same_job, finished_records, finished_set
+from sgt_ds.data.earlier import check_same_job, finished_records, finished_set, is_begun
 from sgt_ds.data.file_work import (
     WORK,
     FileRecord,
@@ -181,7 +181,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def _check_fresh(directory: Path, out: Path) -> None:
     """A directory of somebody else's files is not written to; one of ours is gone on with."""
-    if (out / WORK).is_dir() or not directory.exists():
+    if is_begun(directory, out) or not directory.exists():
         return
     if not directory.is_dir():
         raise UserError(directory, None, "is a file; give a directory, which may be new")

@@ -223,7 +223,10 @@ class Shard:
         places = np.zeros(length, dtype=np.int64)
         if low < high:
             borders = self._starts[low:high] - first
-            places[borders] = borders
+            try:
+                places[borders] = borders
+            except IndexError:  # they don't rise
+                raise UserError(self.path, "index", f"is damaged; {MEND}") from None
             np.maximum.accumulate(places, out=places)
         return places
 

@@ -19,7 +19,7 @@ from sgt_ds.data.cache_limit import check_limit, make_room
 from sgt_ds.data.manifest import NAME, Manifest, read_manifest
 from sgt_ds.data.remote import is_remote, is_remote_set
 from sgt_ds.data.shard_cache import ShardCache, cache_root
-from sgt_ds.data.shards import Shard
+from sgt_ds.data.shards import MEND, Shard
 from sgt_ds.errors import UserError, in_field
 
 log = logging.getLogger("sgt_ds")
@@ -160,6 +160,28 @@ class TokenSet:
                 )
             self._mapped[place] = shard
         return shard
+
+    def check_ids(self, place: int, ids: npt.NDArray[Any]) -> None:
+        """Raises: UserError where `ids`, read of the shard at `place`, are more than the vocabulary.
+
+        Shards here are held against no checksum at a start: this finds what no model can take.
+        """
+        highest = int(ids.max(initial=0))
+        if highest >= self.vocab_size:
+            raise UserError(
+                self.path / self.manifest.shards[place].file,
+                "tokens",
+                f"holds id {highest}, and the tokenizer has {self.vocab_size} ids: the file is damaged; "
+                f"run `sgt-ds data verify {self.path}`, and {MEND}",
+            )
+
+    def check_rows(self, rows: Rows, indices: npt.NDArray[Any]) -> None:
+        """As `check_ids`, of the sequences `indices` that `read_into` filled `rows` with."""
+        if not len(indices):
+            return
+        places, _ = self._lie(indices, len(rows[0]) - 1)
+        for row, place in zip(rows, places.tolist(), strict=True):
+            self.check_ids(place, row)
 
     def _lie(
         self, indices: npt.NDArray[Any], length: int

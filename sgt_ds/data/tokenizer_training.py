@@ -28,6 +28,7 @@ SAMPLE_BYTES = 100_000_000
 _SENTENCE_BYTES = 4000
 UNKNOWN_ID, BOS_ID, EOS_ID, PAD_ID = 0, 1, 2, 3
 _SPECIAL_IDS = 4
+_LEAVE_OUT = "leave it out of the inputs"
 # What SentencePiece says of a vocabulary that does not fit, with the number that would.
 _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 _TOO_LARGE = re.compile(r"too high \(\d+\)\. Please set it to a value <= (\d+)")
@@ -148,11 +149,11 @@ def _documents(file: InputFile) -> Iterator[tuple[Document, int]]:
     try:
         reader = HashingReader(file)
     except Damage as damage:
-        raise fault_error(file.location, 0, damage.reason, damage.detail) from None
+        raise fault_error(file.location, 0, damage.reason, damage.detail, _LEAVE_OUT) from None
     try:
         for found in read_documents(reader, MAX_DOCUMENT_BYTES):
             if not isinstance(found, Document):
-                raise fault_error(file.location, found.line, found.reason, found.detail)
+                raise fault_error(file.location, found.line, found.reason, found.detail, _LEAVE_OUT)
             yield found, reader.bytes
     finally:
         reader.close()

@@ -176,7 +176,10 @@ class _SentencePiece:
             self.vocab_size = 0
         if self.vocab_size == 0:
             raise UserError(
-                path, None, "is neither a SentencePiece model nor a Hugging Face tokenizers file"
+                path,
+                None,
+                "is neither a SentencePiece model nor a Hugging Face tokenizers file; give a "
+                "tokenizer.model or a tokenizer.json",
             )
 
     def id_of(self, token: str) -> int | None:

@@ -10,8 +10,8 @@ import numpy as np
 import xxhash
 
 from sgt_ds.data.manifest import read_manifest
-from sgt_ds.data.shards import Shard
-from sgt_ds.data.token_set import open_token_set
+from sgt_ds.data.shards import MEND, Shard
+from sgt_ds.data.token_set import TokenSet, open_token_set
 from sgt_ds.data.tokenizers import Tokenizer
 from sgt_ds.errors import UserError
 from sgt_ds.files import sha256_of
@@ -33,16 +33,49 @@ def verify(directory: Path) -> list[str]:
     digests = {manifest.tokenizer.file: manifest.tokenizer.sha256}
     if manifest.skipped_list is not None:
         digests[manifest.skipped_list.file] = manifest.skipped_list.sha256
+    faults += _digest_faults(directory, digests)
+    with Progress("verify", sum(shard.bytes for shard in manifest.shards), "B") as progress:
+        for entry in manifest.shards:
+            faults += _shard_faults(directory / entry.file, entry.xxh3_128)
+            progress.advance(entry.bytes)
+    return faults
+
+
+def check_first(token_set: TokenSet, tokens: int) -> None:
+    """Read the shards of a local set that hold its first `tokens` tokens; remote ones were, as they came.
+
+    Raises: UserError of the first file whose checksum differs, the tokenizer's too.
+    """
+    if token_set.is_remote:
+        return
+    entries, manifest = [], token_set.manifest
+    for entry in manifest.shards:
+        entries.append(entry)
+        tokens -= entry.tokens
+        if tokens <= 0:
+            break
+    faults = _digest_faults(token_set.path, {manifest.tokenizer.file: manifest.tokenizer.sha256})
+    with Progress("verify", sum(entry.bytes for entry in entries), "B") as progress:
+        for entry in entries:
+            faults = faults or _shard_faults(token_set.path / entry.file, entry.xxh3_128)
+            progress.advance(entry.bytes)
+    if faults:
+        file, _, fault = faults[0].partition(": ")
+        raise UserError(
+            file,
+            None,
+            f"{fault}; `sgt-ds data verify {token_set.path}` names all files at fault: {MEND}",
+        )
+
+
+def _digest_faults(directory: Path, digests: dict[str, str]) -> list[str]:
+    faults = []
     for name, digest in digests.items():
         path = directory / name
         if not path.is_file():
             faults.append(f"{path}: is missing")
         elif sha256_of(path) != digest:
             faults.append(f"{path}: does not match its checksum in the manifest")
-    with Progress("verify", sum(shard.bytes for shard in manifest.shards), "B") as progress:
-        for entry in manifest.shards:
-            faults += _shard_faults(directory / entry.file, entry.xxh3_128)
-            progress.advance(entry.bytes)
     return faults
 
 
@@ -54,7 +87,8 @@ def _shard_faults(path: Path, checksum: str) -> list[str]:
                 digest.update(piece)
         if digest.hexdigest() == checksum:
             return []
-        return [f"{path}: {fault}" for fault in Shard(path).faults()] or [
+        found = [f"{path}: {fault}" for fault in Shard(path).faults()]
+        return [fault.removesuffix(f"; {MEND}") for fault in found] or [
             f"{path}: is a sound shard, but not the one that the manifest names"
         ]
     except FileNotFoundError:
@@ -62,7 +96,7 @@ def _shard_faults(path: Path, checksum: str) -> list[str]:
     except OSError as error:
         return [f"{path}: cannot be read ({error.strerror})"]
     except UserError as error:
-        return [str(error)]
+        return [str(error).removesuffix(f"; {MEND}")]
 
 
 def inspect(directory: Path, *, sample: int = 0, sample_tokens: int = 200) -> dict[str, Any]:
@@ -70,7 +104,7 @@ def inspect(directory: Path, *, sample: int = 0, sample_tokens: int = 200) -> di
 
     `sample`: number of the document that is decoded, over all shards; `sample_tokens`: how much of
     it, at most.
-    Raises: UserError where the set is unfinished, or has no such document.
+    Raises: UserError where the set is unfinished or damaged, or has no such document.
     """
     token_set = open_token_set(directory)
     manifest = token_set.manifest
@@ -86,7 +120,9 @@ def inspect(directory: Path, *, sample: int = 0, sample_tokens: int = 200) -> di
         )
         lengths.update(dict(zip(powers.tolist(), counts.tolist(), strict=True)))
         if before <= sample < before + entry.documents:
-            decoded = tokenizer.decode(shard.document(sample - before)[:sample_tokens].tolist())
+            document = shard.document(sample - before)[:sample_tokens]
+            token_set.check_ids(place, document)
+            decoded = tokenizer.decode(document.tolist())
         before += entry.documents
     if decoded is None:
         raise UserError(directory, "--sample", f"{sample} is no document; the last is {before - 1}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -139,6 +140,26 @@ def _item_result(
 
 
 _ITEM = TypeAdapter(ItemResult)
+
+
+def check_writable(path: Path) -> None:
+    """See that `write_items` can write `path`, which is left as it is.
+
+    Raises: UserError of `--out` where it cannot.
+    """
+    try:
+        if not path.parent.is_dir():
+            fault = f"{path.parent} is no folder; make it, or name another one"
+        elif path.exists() and not path.is_file():  # a device would be replaced
+            fault = f"{path} cannot be a file; name one in a folder"
+        else:
+            # The writer makes a file beside it, too, with a longer name.
+            prefix = f".{path.name}."
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, suffix=".tmp"):
+                return
+    except OSError as error:
+        fault = f"{path} cannot be written ({error.strerror}); name another file"
+    raise UserError("--out", None, fault)
 
 
 def write_items(path: Path, results: Iterable[TaskResult]) -> None:

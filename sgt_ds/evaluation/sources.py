@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +114,8 @@ def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str,
     _, _, given = location.partition(":")
     name, _, config = given.partition(":") if given else (task.dataset, "", task.config)
     try:
-        rows: Any = datasets.load_dataset(name, config or None, split=split)
+        with _without_warnings("huggingface_hub"):  # which tells of each of its retries
+            rows: Any = datasets.load_dataset(name, config or None, split=split)
     except Exception as error:  # the package lets through what its many readers raise
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
@@ -120,3 +123,15 @@ def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str,
         ) from None
     for number, row in enumerate(rows):
         yield name, f"row {number}", row
+
+
+@contextmanager
+def _without_warnings(name: str) -> Iterator[None]:
+    """Let a library log errors alone."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -12,7 +12,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sgt_ds.data import Tokenizer, TokenSet, is_remote_set, open_token_set, read_texts
+from sgt_ds.data import (
+    Tokenizer,
+    TokenSet,
+    check_first,
+    is_remote_set,
+    open_token_set,
+    read_texts,
+)
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation.encoding import Encoder, TrainingEncoder
 
@@ -38,19 +45,23 @@ def streams_of(
     tokens: int | None = None,
     apart: bool = False,
     cache_dir: Path | None = None,
+    verified: bool = False,
 ) -> list[Stream]:
     """Streams of a prepared set (a folder or URL with a manifest), or of the texts in files.
 
     `encoder`: the model's tokenizer. `tokens`: stop after so many; None reads all.
     `apart`: each text by itself, behind the token that begins a text; else texts stand in one row
     as in training, an end token after each. A prepared set is such rows already.
-    `cache_dir`: as `open_token_set`.
-    Raises: UserError where nothing is there, or the set was made by another tokenizer.
+    `cache_dir`: as `open_token_set`. `verified`: hold what is read of a prepared set against its
+    checksums first.
+    Raises: UserError where nothing is there, or the set is damaged, or another tokenizer's.
     """
     if Path(location).is_dir() or is_remote_set(location):
         if apart:
             raise UserError(location, "--apart", "goes with texts; a prepared set is one row")
         token_set = open_token_set(location if "://" in location else Path(location), cache_dir)
+        if verified:
+            check_first(token_set, token_set.tokens if tokens is None else tokens + 1)
         _check_tokenizer(token_set, encoder)
         return set_streams(token_set, tokens)
     return text_streams(read_texts(location), encoder, location, tokens=tokens, apart=apart)
@@ -63,6 +74,7 @@ def set_streams(token_set: TokenSet, tokens: int | None) -> list[Stream]:
     found: list[Stream] = []
     for place in range(len(token_set.manifest.shards)):
         row = np.asarray(token_set.shard(place).tokens[:left], dtype=np.int64)
+        token_set.check_ids(place, row)
         if len(row) > 1:
             found.append(Stream(row, tokenizer.eos_id, _spelt(tokenizer, row[1:])))
             left -= len(row) - 1
@@ -120,6 +132,7 @@ def _check_tokenizer(token_set: TokenSet, encoder: Encoder) -> None:
     if isinstance(encoder, TrainingEncoder) and encoder.sha256 == own.sha256:
         return
     probe = token_set.shard(0).tokens[:_PROBE_TOKENS]
+    token_set.check_ids(0, probe)
     text = own.decode(probe[probe != own.eos_id].tolist())
     if own.encode(text).tolist() != encoder.encode(text, special=False) or (
         encoder.end is not None and encoder.end != own.eos_id
