@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import runs
 from made_checkpoints import write_checkpoint
+from token_sets import write_token_set
 
 from sgt_ds.checkpoints import bytes_to_verify, read_state, verify
 from sgt_ds.cli import main
@@ -155,3 +156,18 @@ def test_a_checkpoint_elsewhere_goes_on_without_its_history_or_over_another_run(
     assert (run / "run.yaml").read_bytes() == before
     # With checkpoints of its own the moved run goes on from those, and has nothing left to do.
     assert "complete" in runs.run_to_end(runs.single(file, f"resume={middle}", f"run_dir={moved}"))
+
+
+def test_a_validation_set_of_another_tokenizer_is_told_as_a_vocabulary(
+    tmp_path: Path, capsys: Any
+) -> None:
+    data = runs.write_data(tmp_path / "data")
+    other = tmp_path / "other"
+    shard = runs.markov_text(4_000, 3)
+    write_token_set(other, [shard], vocab_size=99_999, tokenizer=runs.word_tokenizer() + b" ")
+    file = runs.write_run(
+        tmp_path / "run.yaml", data, data={"validation": str(other)}, telemetry={"enabled": False}
+    )
+    assert main(["train", str(file)]) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"sgt-ds: {other}: data.validation: was prepared with another tokenizer")

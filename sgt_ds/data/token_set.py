@@ -265,6 +265,8 @@ def check_data(
     for key, location in named:
         with in_field(key):
             sets.append(open_token_set(location, data.cache_dir))
+    if data.validation is not None:
+        _check_validation(sets[-1], sets[0])
     for token_set in sets:
         if token_set.vocab_size > model.vocab_size:
             raise UserError(
@@ -282,6 +284,17 @@ def check_data(
                 with in_field("evaluation.perplexity"):
                     remote.append(open_token_set(text.path, data.cache_dir))
         _make_room(remote, data)
+
+
+def _check_validation(validation: TokenSet, train: TokenSet) -> None:
+    """Raises: UserError where the sets were made by different tokenizers: not for the model to mend."""
+    if validation.tokenizer_sha256 != train.tokenizer_sha256:
+        raise UserError(
+            validation.name,
+            "data.validation",
+            f"was prepared with another tokenizer (vocabulary {validation.vocab_size}) than "
+            f"{train.name} ({train.vocab_size}); prepare it with that one",
+        )
 
 
 def _make_room(remote: list[TokenSet], data: DataConfig) -> None:

@@ -125,11 +125,15 @@ def build_evaluation(
 
 
 def _suite(settings: EvaluationConfig, encoder: TrainingEncoder, length: int) -> Suite | None:
+    tasks = [
+        (source, task)
+        for source in settings.tasks
+        for task in find_tasks(source.name, place="evaluation.tasks")
+    ]
     with in_field("evaluation.tasks"):
         questions = [
             load_questions(task, settings.rule, source.path, split=source.split, limit=source.limit)
-            for source in settings.tasks
-            for task in find_tasks(source.name, place="evaluation.tasks")
+            for source, task in tasks
         ]
     names = [each.task.name for each in questions]
     twice = next((name for name in names if names.count(name) > 1), None)
