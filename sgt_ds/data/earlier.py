@@ -93,12 +93,13 @@ def _holds_documents(out: Path) -> bool:
 
 def _clear(out: Path, holdout_out: str | None) -> None:
     """Remove what attempts left that finished nothing: parts of files, the tokenizer's copy."""
-    directories = [out, out / WORK]
+    made = (_SHARDS, "tokenizer.json", "tokenizer.model")
+    patterns = {out: made, out / WORK: (_RECORDS, _SHARDS)}
     # What is a set of its own by now is another's.
     if holdout_out is not None and not (Path(holdout_out) / NAME).exists():
-        directories.append(Path(holdout_out))
-    for directory in directories:
-        for pattern in (_RECORDS, _SHARDS, "tokenizer.json", "tokenizer.model"):
+        patterns[Path(holdout_out)] = made
+    for directory, own in patterns.items():
+        for pattern in own:
             for path in directory.glob(pattern):
                 path.unlink()
 
