@@ -151,9 +151,11 @@ def check_device(name: str | None) -> None:
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     """Parse, run the chosen handler, and turn every expected error into one line and a status."""
     options, rest = parser.parse_known_args(arguments)
+    # Not for the handler, which may hand its options to another process: parsers can't be pickled.
+    command: Parser = vars(options).pop("command", parser)
     # argparse takes positional arguments from one place only; overrides may also follow a flag.
     if any(text.startswith("-") or "=" not in text or "overrides" not in options for text in rest):
-        options.command.error(f"unrecognized arguments: {' '.join(rest)}")
+        command.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.overrides += rest
     try:
