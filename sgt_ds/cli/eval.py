@@ -158,16 +158,9 @@ def _check_model(directory: Path) -> None:
 def _load(options: argparse.Namespace) -> ScoredModel:
     from sgt_ds.inference import load_scored_model
 
-    try:
-        return load_scored_model(
-            options.directory, tag=options.tag, device=options.device, dtype=options.dtype
-        )
-    except UserError as error:
-        # A damaged checkpoint is told in the words of `sgt-ds convert`.
-        mend = error.mend.replace(
-            "; convert another one with --tag", "; score another one with --tag"
-        )
-        raise UserError(error.file, error.field, mend) from None
+    return load_scored_model(
+        options.directory, tag=options.tag, device=options.device, dtype=options.dtype
+    )
 
 
 def tasks(options: argparse.Namespace) -> None:

@@ -72,7 +72,7 @@ def verify_source(path: Path) -> None:
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             fault = faults[0].removeprefix(f"{path}: ").removeprefix(f"{path}/")
-            raise UserError(path, None, f"{fault}{more}; convert another one with --tag")
+            raise UserError(path, None, f"{fault}{more}; name another one with --tag")
 
 
 def read_source(path: Path) -> Source:
