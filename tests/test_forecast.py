@@ -81,6 +81,9 @@ def test_reducing_that_hides_behind_backward_costs_more_than_its_last_bucket() -
     fast = Network(2, 4, INSIDE[4], Link(50e9, 0.0))
     bucket = 2 * 7 / 8 * 200e6 / 50e9 + 40e-6
     assert model.parts(fast, 1)["reduce"] == pytest.approx(bucket)
+    # As one bucket nothing hides, and it starts once.
+    whole = 2 * 7 / 8 * 2e9 / 50e9 + 40e-6
+    assert model.with_bucket(10**9).parts(fast, 1)["reduce"] == pytest.approx(whole)
     apart = StepSetting(10**9, 2, 10**8, overlaps=False, all_reduces=True)
     model = fit_model(apart, [made_point(1), made_point(4)], NETWORKS)
     assert model.parts(fast, 1)["reduce"] == pytest.approx(10 * bucket)

@@ -84,6 +84,12 @@ def register(group: Subparsers[Parser]) -> None:
         metavar="G",
         help="sequences of an update at every size; default: micro-batches of a rank as measured",
     )
+    parser.add_argument(
+        "--bucket-elements",
+        type=whole_number(1),
+        metavar="E",
+        help="reduce_bucket_size of the forecast runs (default: as measured)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -145,6 +151,9 @@ def _answers(
         points = _points(document, variant)
         networks = {point.ranks: Network(1, point.ranks, inside[point.ranks]) for point in points}
         model = fit_model(_step_setting(document), points, networks)
+        checks = check_model(model, points, networks)
+        if options.bucket_elements is not None:
+            model = model.with_bucket(options.bucket_elements)
         base = min(points, key=lambda point: point.ranks)
         rows = []
         for gigabits in options.link:
@@ -155,7 +164,7 @@ def _answers(
                 micro_batches = _micro_batches(options, document, network, base)
                 if micro_batches is not None:
                     rows.append(forecast_one(model, base, network, gigabits, micro_batches))
-        answers[variant] = (check_model(model, points, networks), rows)
+        answers[variant] = (checks, rows)
     if not any(rows for _, rows in answers.values()):
         raise UserError("--global-batch", None, "divides at none of these sizes; give another")
     return answers, per_host

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 GRADIENT_BYTES = {"bf16": 2, "fp32": 4}
@@ -122,6 +122,10 @@ class StepModel:
             "growth": self.growth_fixed + self.growth_by_doubling * doublings,
             "rest": self.rest,
         }
+
+    def with_bucket(self, elements: int) -> StepModel:
+        """The same model with another `reduce_bucket_size`."""
+        return replace(self, setting=replace(self.setting, bucket_elements=elements))
 
     def seconds(self, network: Network, micro_batches: int) -> float:
         """Of one update."""
