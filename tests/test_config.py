@@ -23,7 +23,7 @@ from sgt_ds.config import (
     prepare_run_directory,
     resolve_deepspeed,
 )
-from sgt_ds.config.loading import OTHER_NAMES
+from sgt_ds.config.suggestions import OTHER_NAMES
 from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count
 
