@@ -23,6 +23,7 @@ from sgt_ds.config import (
     resolve_deepspeed,
 )
 from sgt_ds.errors import SgtError, UserError
+from sgt_ds.evaluation import named_tasks
 from sgt_ds.flops import run_warnings
 from sgt_ds.growth import check_method
 from sgt_ds.launch import RUN_ID_VARIABLE, fork_step, launch_name
@@ -123,6 +124,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _configuration(options: argparse.Namespace) -> RunConfig:
     config = load_run_config(options.run, options.overrides)
     check_method(config.method, str(options.run))
+    named_tasks(config.evaluation, str(options.run))
     return config
 
 
