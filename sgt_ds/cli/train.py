@@ -17,7 +17,7 @@ from sgt_ds.cli.frame import (
     warn,
     whole_number,
 )
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.errors import SgtError, UserError, in_field
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -139,7 +139,8 @@ def _target(options: argparse.Namespace) -> Target:
         hosts = [Host("localhost", options.num_gpus, 0)]
         local = True
     else:
-        hosts = parse_hostfile(options.hostfile)
+        with in_field("--hostfile"):
+            hosts = parse_hostfile(options.hostfile)
         # The launcher would go through ssh for a single host as well.
         local = len(hosts) == 1 and is_this_host(hosts[0])
     return Target(
@@ -172,7 +173,8 @@ def _started_by_others(options: argparse.Namespace) -> Target:
             Host(f"node-{number}", options.num_gpus, 0) for number in range(options.num_nodes or 1)
         ]
     else:
-        hosts = parse_hostfile(options.hostfile)
+        with in_field("--hostfile"):
+            hosts = parse_hostfile(options.hostfile)
     if options.node_rank >= len(hosts):
         raise UserError(
             "--node-rank", None, f"{options.node_rank} is past the {len(hosts)} hosts; count from 0"

@@ -89,8 +89,8 @@ def _lines(path: Path) -> list[str]:
         raise UserError(
             path,
             None,
-            "no such hostfile; hostfiles/ holds examples (the raw launcher would warn "
-            "and train on this machine alone)",
+            "no such hostfile; check the path, relative to the current directory, or write one: "
+            "`worker-1 slots=8`, a line a machine",
         )
     try:
         if not path.is_file():
@@ -99,7 +99,7 @@ def _lines(path: Path) -> list[str]:
             raise UserError(path, None, f"has more than {MOST_BYTES} bytes; is it a hostfile?")
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror})") from None
+        raise UserError(path, None, f"cannot be read ({error.strerror}); check it") from None
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise UserError(
             path,
