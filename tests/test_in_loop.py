@@ -197,7 +197,7 @@ def test_items_that_cannot_be_written_end_the_run(tmp_path: Path, data: Path) ->
     run = runs.write_run(
         tmp_path / "run.yaml", data, training={"steps": 2}, evaluation=evaluation(data)
     )
-    (tmp_path / "run" / "control").mkdir(parents=True)
+    (tmp_path / "run" / "control" / "ranks").mkdir(parents=True)
     (tmp_path / "run" / "evaluations").write_text("no folder")
     told = runs.run_to_end(runs.single(run))
     assert "step-00000002.jsonl was not written (" in told
