@@ -74,6 +74,14 @@ def parse_hostfile(path: Path) -> list[Host]:
     return hosts
 
 
+def is_hostfile(path: Path) -> bool:
+    """Whether it reads as one."""
+    try:
+        return path.is_file() and bool(parse_hostfile(path))
+    except UserError:
+        return False
+
+
 def world_size(hosts: Sequence[Host]) -> int:
     """Ranks of all hosts together."""
     return sum(host.slots for host in hosts)
