@@ -23,9 +23,10 @@ from sgt_ds.config import (
     resolve_deepspeed,
 )
 from sgt_ds.errors import SgtError, UserError
+from sgt_ds.evaluation import named_tasks
 from sgt_ds.flops import run_warnings
 from sgt_ds.growth import check_method
-from sgt_ds.launch import RUN_ID_VARIABLE, fork_step, launch_name
+from sgt_ds.launch import RUN_ID_VARIABLE, fork_step, is_hostfile, launch_name
 
 if TYPE_CHECKING:
     from sgt_ds.training import Heartbeat
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resolve_deepspeed(config, _world_size(), config_file)
         resuming = check_run_directory(config)
         if RUN_ID_VARIABLE not in os.environ:  # else `sgt-ds train` has seen to it
-            check_only_run(config, config_file)
+            # The raw launcher tells no rank which hostfile it was given.
+            check_only_run(config, config_file, is_brought=is_hostfile)
             _warn(config)
         with _heartbeat(config) as heartbeat, lost_peers_told(heartbeat):
             joining = True
@@ -123,6 +125,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _configuration(options: argparse.Namespace) -> RunConfig:
     config = load_run_config(options.run, options.overrides)
     check_method(config.method, str(options.run))
+    named_tasks(config.evaluation, str(options.run))
     return config
 
 

@@ -228,4 +228,4 @@ def test_targets_need_the_port_that_the_run_directory_holds(
         assert [group["targets"] for group in groups] == [[f"node1:{port}"], [f"node1:{port + 1}"]]
         assert {group["labels"]["run"] for group in groups} == {"night"}
     assert main(["monitor", "targets", str(tmp_path / "nope"), "--run", "night"]) == 2
-    assert capsys.readouterr().err.endswith("no such hostfile; hostfiles/ holds examples\n")
+    assert f"{tmp_path / 'nope'}: no such hostfile; check the path" in capsys.readouterr().err

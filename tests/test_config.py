@@ -23,7 +23,7 @@ from sgt_ds.config import (
     prepare_run_directory,
     resolve_deepspeed,
 )
-from sgt_ds.config.loading import OTHER_NAMES
+from sgt_ds.config.suggestions import OTHER_NAMES
 from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count
 
@@ -330,9 +330,11 @@ def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Pa
     with pytest.raises(UserError, match="run_dir: holds cache and 1 more, and no run"):
         check_only_run(config, mine)
     shutil.rmtree(run_dir / "cache")
-    for name in ("README.md", "growth.jsonl", "run.yaml"):
+    (run_dir / "control").mkdir()
+    for name in ("README.md", "growth.jsonl", "run.yaml", "control/valve.c"):
         (run_dir / name).touch()
-        with pytest.raises(UserError, match=f"run_dir: holds {name}, and no run"):
+        told = name.partition("/")[0]
+        with pytest.raises(UserError, match=f"run_dir: holds {told}, and no run"):
             check_only_run(config, run_dir / "run.yaml", mine, hosts)
         (run_dir / name).unlink()
     # A start that was cut off makes it a run's own, whatever else comes to lie there.

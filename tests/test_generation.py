@@ -298,6 +298,35 @@ def test_bad_usage_is_one_line(
     assert told in line
 
 
+@pytest.mark.parametrize(
+    ("device", "gpus", "told"),
+    [
+        ("cuda:7", 2, "'cuda:7' is not there; give cpu, or cuda:0 to cuda:1"),
+        ("cuda:7", 0, "cuda:7: torch sees no GPU here; use --device cpu"),
+        ("gpu0", 1, "'gpu0' is no device; give cpu, or cuda:0"),
+        ("mps", 0, "'mps' cannot be used here; give cpu"),
+        ("meta", 0, "'meta' cannot be used here; give cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_told_late_or_in_torchs_words(
+    device: str,
+    gpus: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    for command in (
+        ["generate", str(tmp_path / "none"), "--prompt", "a"],
+        ["eval", "tasks", str(tmp_path), "--tasks", "sciq", "--data", str(tmp_path)],
+        ["eval", "perplexity", str(tmp_path / "none"), str(tmp_path)],
+    ):
+        assert main([*command, "--device", device]) == 2
+        assert capsys.readouterr().err == f"sgt-ds: --device: {told}\n"
+
+
 def test_a_folder_that_is_no_export_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -230,6 +230,30 @@ def test_a_rank_that_ended_well_died_where_its_last_sign_but_one_came_late(
     assert heartbeats.deaths([(last, 0)]) == ""
 
 
+def test_the_end_of_a_rank_waits_for_a_disk_that_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, is_writing, answers = heartbeats.write_beat, threading.Event(), threading.Event()
+
+    def hung_write(folder: Path, told: Beat) -> float:
+        if is_started.is_set():
+            is_writing.set()
+            answers.wait(timeout=60)
+        return write(folder, told)
+
+    monkeypatch.setattr(heartbeats, "write_beat", hung_write)
+    is_started = threading.Event()
+    with Heartbeat(tmp_path, 0, hang_seconds=2, patient_seconds=60) as heart:
+        is_started.set()
+        assert is_writing.wait(timeout=60)
+        over = time.monotonic()
+    assert time.monotonic() - over < 30
+    answers.set()
+    heart._thread.join(timeout=60)
+    [(last, _)] = heartbeats.read_beats(tmp_path)
+    assert last.end == heartbeats.DONE
+
+
 def test_slow_data_of_one_rank_does_not_end_those_that_wait_for_it(tmp_path: Path) -> None:
     limit = 8.0
     slow, waiting = (rank(tmp_path, number, "wait", limit=limit, part="data") for number in (1, 0))

@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import runs
 
+from sgt_ds import train
 from sgt_ds.errors import UserError
 from sgt_ds.launch import (
+    RUN_ID_VARIABLE,
     Host,
     format_hostfile,
     forwarded_environment,
@@ -200,3 +203,22 @@ def test_a_host_whose_connection_never_closes_is_given_up() -> None:
     assert "does not answer" in answers["a"].fault
     assert answers["b"].output == "here"
     assert time.monotonic() - began < 30
+
+
+def test_the_raw_launchers_hostfile_in_run_dir_is_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def past_the_check(*_: object) -> None:
+        raise UserError("told", None, "past the check")
+
+    monkeypatch.setattr(train, "_warn", past_the_check)
+    monkeypatch.delenv(RUN_ID_VARIABLE, raising=False)
+    run = runs.write_run(tmp_path / "run.yaml", runs.write_data(tmp_path / "data"))
+    for name, text, told in (
+        ("hosts", "worker-1 slots=8\n", "told: past the check"),
+        ("notes", "worker-1 is slow\n", f"{tmp_path / 'run'}: run_dir: holds notes, and no run"),
+    ):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text(text)
+        assert train.main([str(run)]) == 2
+        assert capsys.readouterr().err.startswith(f"sgt-ds train: {told}")

@@ -139,11 +139,65 @@ def test_rows_of_another_task_end_in_a_traceback(tmp_path: Path, data: Path) -> 
     assert "Traceback" not in told
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"tasks": [{"name": "arc_easy", "path": "arc"}, {"name": "arc_esay", "path": "arc"}]},
+            "{run}: evaluation.tasks.1.name: 'arc_esay' is unknown; known: all, mmlu, ",
+        ),
+        (
+            {"tasks": [{"name": "mmlu_stem", "path": "."}, {"name": "mmlu", "path": "."}]},
+            "{run}: evaluation.tasks.1.name: 'mmlu_stem' stands twice",
+        ),
+        (
+            {"perplexity": [{"name": "val", "path": "a.txt"}, {"name": "val", "path": "b.txt"}]},
+            "{run}: evaluation.perplexity.1.name: 'val' stands twice",
+        ),
+        (
+            {"tasks": [{"name": "sciq", "path": "{data}/none"}]},
+            "{data}/none: evaluation.tasks.0.path: is no folder",
+        ),
+        (
+            {"tasks": [{"name": "sciq", "path": "{data}/arc.jsonl"}]},
+            "{data}/arc.jsonl: line 1: has no 'support' that sciq knows",
+        ),
+        (
+            {"perplexity": [{"name": "val", "path": "{data}/none.txt"}]},
+            "{data}/none.txt: evaluation.perplexity.0.path: no such file",
+        ),
+        (
+            {"perplexity": [{"name": "val", "path": "{data}"}]},
+            "{data}: evaluation.perplexity.0.path: ",
+        ),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_found_out_by_the_ranks(
+    settings: dict[str, Any],
+    told: str,
+    tmp_path: Path,
+    data: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    given = json.loads(json.dumps(settings).replace("{data}", str(data)))
+    run = runs.write_run(
+        tmp_path / "run.yaml", data, evaluation=given, telemetry={"enabled": False}
+    )
+    line = told.format(run=run, data=data)
+    verbs = ("train", "config") if told.startswith("{run}") else ("train",)
+    for verb in verbs:
+        assert main([verb, str(run)]) == 2
+        said = capfd.readouterr()
+        assert said.err.startswith(f"sgt-ds: {line}")
+        assert (said.out, said.err.count("\n")) == ("", 1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_items_that_cannot_be_written_end_the_run(tmp_path: Path, data: Path) -> None:
     run = runs.write_run(
         tmp_path / "run.yaml", data, training={"steps": 2}, evaluation=evaluation(data)
     )
-    (tmp_path / "run" / "control").mkdir(parents=True)
+    (tmp_path / "run" / "control" / "ranks").mkdir(parents=True)
     (tmp_path / "run" / "evaluations").write_text("no folder")
     told = runs.run_to_end(runs.single(run))
     assert "step-00000002.jsonl was not written (" in told

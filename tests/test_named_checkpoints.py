@@ -93,12 +93,13 @@ def test_a_folder_of_something_else_passes_for_a_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "faults.md").touch()
+    (tmp_path / "docs" / "control").mkdir()
+    (tmp_path / "docs" / "control" / "faults.md").touch()
     assert main([*command, "docs"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("sgt-ds: docs: holds n")
     # A run that has saved nothing yet is one.
-    (tmp_path / "run" / "control").mkdir(parents=True)
+    (tmp_path / "run" / "control" / "ranks").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints").mkdir()
     assert main(["checkpoint", "list", "run/checkpoints"]) == 0
 

@@ -247,9 +247,13 @@ def test_a_flag_and_an_override_of_one_key_of_which_one_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(runs.write_run(tmp_path / "run.yaml", runs.write_data(tmp_path)))
-    for flags in (["--k-max", "1", "growth.k_max=3"], ["--preset", "demo", "model.num_heads=2"]):
+    for flags in (
+        ["--k-max", "1", "growth.k_max=3"],
+        ["--preset", "demo", "model.num_heads=2"],
+        ["--no-compile", "training.compile=true"],
+    ):
         assert main(["plan", run, *flags]) == 2
-        told = f"command line: {flags[0]}: stands beside {flags[2]}"
+        told = f"command line: {flags[0]}: stands beside {flags[-1]}"
         assert told in capsys.readouterr().err
     # What training would refuse is planned, and said.
     assert main(["plan", run, "--method", "block_loop", "training.steps=100"]) == 0

@@ -281,7 +281,10 @@ def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, dat
     assert f"{run} is no folder; choose another run_dir" in refusal(f"run_dir={run}/x")
     assert "micro_batch_size" in refusal("--num-gpus", "3")
     assert "line 1" in refusal("--hostfile", str(hostfile))
-    assert "no such hostfile" in refusal("--hostfile", str(tmp_path / "absent"))
+    absent = str(tmp_path / "absent")
+    assert f"{absent}: --hostfile: no such hostfile; check the path" in refusal(
+        "--hostfile", absent
+    )
     assert str(build) in refusal(TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))
     assert "training.compile" in refusal("training.compile=true", CXX="no-such-compiler")
     assert "/nowhere" in refusal("data.validation=/nowhere")

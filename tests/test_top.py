@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_checkpoints import write_checkpoint
 
 from sgt_ds.cli import main
 from sgt_ds.config import PRESETS, TelemetryConfig
 from sgt_ds.growth import Decision, Journal, Loop, Measurement, State
+from sgt_ds.model import Transformer
 from sgt_ds.ports import free_ports
 from sgt_ds.report import open_source
 from sgt_ds.report.access import Access
 from sgt_ds.report.terminal import binned, sparkline
 from sgt_ds.telemetry import Exporter, StepRecord, targets
+from sgt_ds.training import roll_back
 
 MODEL = PRESETS["tiny"]
 LOOPING = State(
@@ -172,6 +175,35 @@ def test_rows_that_a_resume_cut_off_are_not_shown_any_more(run_dir: Path) -> Non
     view = source.read()
     assert (view.step, list(view.losses)[-1]) == (20, 1.0)
     assert len(view.losses) == 3  # steps 10, 20 and 20 anew
+
+
+def test_a_run_that_was_rolled_back_is_shown_where_it_was(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = {"method": "sgt", "growth": {"k_max": 2}, "model": MODEL.model_dump(), "steps": 100}
+    journal = run_dir / "growth.jsonl"
+    _, *rest = journal.read_text().splitlines(keepends=True)
+    journal.unlink()
+    Journal.create(journal, header).flush()
+    with journal.open("a") as stream:
+        stream.writelines(rest)
+    metrics = run_dir / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().rpartition("\n")[0] + "\n")
+    (run_dir / "run.yaml").touch()
+    for step in (50, 100):
+        write_checkpoint(run_dir, Transformer(MODEL), step=step)
+    assert main(["top", str(run_dir), "--once"]) == 0
+    assert "\nstep 100/100  done\n" in capsys.readouterr().out
+    assert roll_back(run_dir, 60).step == 50
+    assert main(["top", str(run_dir), "--once"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("little-run  sgt  growing  (rolled back to step 50, not resumed)\n")
+    assert "\nstep 50/100  ETA 25s\n" in out
+    assert "validation loss" not in out
+    assert "loops" not in out, "what was decided at step 60"
+    with metrics.open("a") as stream:  # resumed
+        stream.write(json.dumps(record(51, 1.0).as_metrics_row()) + "\n")
+    assert open_source(str(run_dir)).read().step == 51
 
 
 def test_the_live_view_redraws_on_a_terminal_and_ends_on_interrupt(run_dir: Path) -> None:

@@ -12,7 +12,6 @@ from sgt_ds.cli.frame import (
     Subparsers,
     add_command,
     add_group,
-    check_device,
     keep_deepspeed_quiet,
     print_json,
     whole_number,
@@ -169,12 +168,13 @@ def tasks(options: argparse.Namespace) -> None:
     chosen = find_tasks(options.tasks)
     rules: tuple[Rule, ...] = RULES if options.rule == "both" else (_RULE_FLAGS[options.rule],)
     from sgt_ds.evaluation import HUB, Suite, check_writable, load_questions
+    from sgt_ds.inference import usable_device
     from sgt_ds.progress import Progress
 
     if options.out is not None:
         check_writable(options.out)  # told before hours of scoring, not after
     _check_model(options.directory)
-    check_device(options.device)
+    usable_device(options.device)
     if options.data.partition(":")[0] == HUB and sys.stderr.isatty():  # for one who waits
         print("eval: asking for public sets; --data FOLDER reads files instead", file=sys.stderr)
     with in_field("--data"):
@@ -217,10 +217,11 @@ def _write_out(path: Path, results: list[TaskResult]) -> None:
 def perplexity(options: argparse.Namespace) -> None:
     """Load, measure, print."""
     keep_deepspeed_quiet()
-    check_device(options.device)
     from sgt_ds.evaluation import PerplexityProbe, streams_of
+    from sgt_ds.inference import usable_device
     from sgt_ds.progress import Progress
 
+    usable_device(options.device)
     _check_model(options.directory)
     model = _load(options)
     window = options.window or model.positions

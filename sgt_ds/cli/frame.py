@@ -133,19 +133,10 @@ def keep_deepspeed_quiet() -> None:
 
 
 def chosen_device(name: str) -> str:
-    """`cpu` or `cuda`, of a flag's `auto`, `cpu` or `cuda`. Raises: UserError as `check_device`."""
-    import torch
+    """`cpu` or `cuda`, of a flag's `auto`, `cpu` or `cuda`. Raises: UserError as `usable_device`."""
+    from sgt_ds.inference import usable_device
 
-    check_device(name)
-    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def check_device(name: str | None) -> None:
-    """Raises: UserError where `--device` asks for a GPU and torch sees none."""
-    import torch
-
-    if name is not None and name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device", None, f"{name}: torch sees no GPU here; use --device cpu")
+    return usable_device(None if name == "auto" else name).type
 
 
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:

@@ -10,7 +10,6 @@ from sgt_ds.cli.frame import (
     Parser,
     Subparsers,
     add_command,
-    check_device,
     print_json,
     real_number,
     whole_number,
@@ -81,9 +80,9 @@ def run(options: argparse.Namespace) -> None:
             "--batch-size", None, f"{options.batch_size} is out of range; give 1 or more"
         )
     prompts = options.prompt if options.prompt is not None else _read_prompts(options.prompts)
-    check_device(options.device)
-    from sgt_ds.inference import Sampling, Speaker
+    from sgt_ds.inference import Sampling, Speaker, usable_device
 
+    usable_device(options.device)
     sampling = Sampling(
         options.max_new_tokens,
         options.temperature,

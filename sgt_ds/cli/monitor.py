@@ -44,8 +44,6 @@ def show_targets(options: argparse.Namespace) -> None:
     from sgt_ds.launch import parse_hostfile
     from sgt_ds.telemetry import targets
 
-    if not options.hostfile.exists():
-        raise UserError(options.hostfile, None, "no such hostfile; hostfiles/ holds examples")
     hosts = [(host.name, host.slots) for host in parse_hostfile(options.hostfile)]
     layout = RunLayout(Path(options.run))
     name, port = options.run, 9400

@@ -214,7 +214,8 @@ def _check_said_once(options: argparse.Namespace) -> None:
             shape = key == "preset" and name.partition(".")[0] == "model"
             if shape or f"{key}.".startswith(f"{name}."):
                 mend = f"stands beside {override}, which says it too; give one of them"
-                raise UserError(HERE, f"--{flag.replace('_', '-')}", mend)
+                no = "no-" if getattr(options, flag) is False else ""
+                raise UserError(HERE, f"--{no}{flag.replace('_', '-')}", mend)
 
 
 def _check_known(flag: str, value: str | None, known: tuple[str, ...]) -> None:

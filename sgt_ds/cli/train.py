@@ -17,7 +17,7 @@ from sgt_ds.cli.frame import (
     warn,
     whole_number,
 )
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.errors import SgtError, UserError, in_field
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -95,6 +95,7 @@ def train(options: argparse.Namespace) -> int:
 
     from sgt_ds.config import RunLayout, load_run_config
     from sgt_ds.data import check_data
+    from sgt_ds.evaluation import check_evaluation, named_tasks
     from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method, settled_growth
     from sgt_ds.launch import Launch, check_launch, fork_step, supervise
@@ -108,9 +109,11 @@ def train(options: argparse.Namespace) -> int:
             overrides.append(f"deepspeed={options.deepspeed_config}")
         config = load_run_config(options.run, overrides)
         check_method(config.method, name)
+        named_tasks(config.evaluation, name)
         target = _target(options)
         check_launch(config, name, target)
         check_data(config.data, config.model, config.evaluation)
+        check_evaluation(config.evaluation, name)
         settled_growth(config, RunLayout(config.run_dir).journal)
         if first and not target.node_rank:
             warn("train", run_warnings(config, fork_step(config)))
@@ -136,7 +139,8 @@ def _target(options: argparse.Namespace) -> Target:
         hosts = [Host("localhost", options.num_gpus, 0)]
         local = True
     else:
-        hosts = parse_hostfile(options.hostfile)
+        with in_field("--hostfile"):
+            hosts = parse_hostfile(options.hostfile)
         # The launcher would go through ssh for a single host as well.
         local = len(hosts) == 1 and is_this_host(hosts[0])
     return Target(
@@ -169,7 +173,8 @@ def _started_by_others(options: argparse.Namespace) -> Target:
             Host(f"node-{number}", options.num_gpus, 0) for number in range(options.num_nodes or 1)
         ]
     else:
-        hosts = parse_hostfile(options.hostfile)
+        with in_field("--hostfile"):
+            hosts = parse_hostfile(options.hostfile)
     if options.node_rank >= len(hosts):
         raise UserError(
             "--node-rank", None, f"{options.node_rank} is past the {len(hosts)} hosts; count from 0"

@@ -39,7 +39,7 @@ class RunLayout:
 
     def is_there(self) -> bool:
         """Whether a start was made here, however it ended."""
-        return self.control.is_dir() or (self.config.exists() and self.checkpoints.is_dir())
+        return self._is_marked() or (self.config.exists() and self.checkpoints.is_dir())
 
     def has_begun(self) -> bool:
         """Whether anything was trained here: a row of metrics or a checkpoint is there."""
@@ -52,13 +52,21 @@ class RunLayout:
         What a job leaves before it starts is no stranger: hidden files, logs that a shell or Slurm
         sends here, folders with nothing else in them. Raises: OSError where it cannot be read.
         """
-        if not self.run_dir.is_dir():
+        if not self.run_dir.is_dir() or self._is_a_runs():
             return []
-        entries = sorted(self.run_dir.iterdir())
-        # One look decides: another rank of this very start may make it meanwhile.
-        if self.control in entries or (self.config in entries and self.has_begun()):
-            return []
-        return [entry for entry in entries if not _is_left_by_a_job(entry)]
+        entries = [each for each in sorted(self.run_dir.iterdir()) if not _is_left_by_a_job(each)]
+        # Another rank of this very start may have begun it meanwhile.
+        return [] if self._is_a_runs() else entries
+
+    def _is_a_runs(self) -> bool:
+        """Whether nothing that lies here is a stranger; a run.yaml alone may be the user's own."""
+        prepared = self.control.is_dir() and self.checkpoints.is_dir()
+        return self._is_marked() or (self.config.exists() and (prepared or self.has_begun()))
+
+    def _is_marked(self) -> bool:
+        """Whether it holds what each start makes first. A folder `control` may be anybody's."""
+        locks = (self.supervisor_lock, self.training_lock)
+        return (self.control / "ranks").is_dir() or any(lock.is_file() for lock in locks)
 
     @property
     def control(self) -> Path:
@@ -99,6 +107,11 @@ class RunLayout:
     def training_lock(self) -> Path:
         """Held by global rank 0 for as long as it trains."""
         return self.control / "training.lock"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Held by the process that supervises the run."""
+        return self.control / "lock"
 
     @property
     def set_aside(self) -> Path:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from sgt_ds.config.brought import brought_along, brought_names
 from sgt_ds.config.model import PRESETS
 from sgt_ds.config.run import RunConfig
+from sgt_ds.config.sections import fields_at, info_at, is_secret, section_at, section_of
+from sgt_ds.config.suggestions import hint, nearest
 from sgt_ds.errors import HERE, UserError
 
 # What may differ between a run and its resumption: where it writes and reports, how it is cut into
@@ -53,39 +54,6 @@ NOT_IDENTITY = frozenset(
         "data.accept_changed",
     }
 )
-
-# Usual names of other programs -> our key of the same section.
-OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
-    "model": {
-        **dict.fromkeys(("layers", "n_layers", "n_layer", "num_hidden_layers"), "num_layers"),
-        **dict.fromkeys(("heads", "n_heads", "n_head", "num_attention_heads"), "num_heads"),
-        **dict.fromkeys(("dim", "width", "d_model", "n_embd", "hidden"), "hidden_size"),
-        **dict.fromkeys(("d_ff", "ffn_size", "ffn_hidden_size", "ffn_dim"), "intermediate_size"),
-        **dict.fromkeys(("vocab", "n_vocab", "vocabulary", "vocabulary_size"), "vocab_size"),
-    },
-    "data": {
-        **dict.fromkeys(("seq_len", "seq_length", "max_length", "block_size"), "sequence_length"),
-        **dict.fromkeys(("val", "valid", "eval"), "validation"),
-    },
-    "training": {
-        **dict.fromkeys(("max_steps", "num_steps", "iterations", "updates"), "steps"),
-        **dict.fromkeys(("batch_size", "train_batch_size"), "global_batch_size"),
-    },
-    "optimizer": {
-        "learning_rate": "lr",
-        "warmup": "warmup_steps",
-        **dict.fromkeys(("grad_clip", "max_grad_norm", "gradient_clipping"), "clip"),
-    },
-    "checkpoint": dict.fromkeys(("interval", "save_every", "save_interval", "frequency"), "every"),
-    "evaluation": dict.fromkeys(("interval", "eval_every", "frequency"), "every"),
-}
-# What the DeepSpeed file says and no key here -> how it says it.
-IN_DEEPSPEED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("precision", "mixed_precision", "dtype", "bf16"), "bf16: {enabled: true} (false: float32)"
-    ),
-    **dict.fromkeys(("zero", "zero_stage", "zero_optimization"), "zero_optimization: {stage: 2}"),
-}
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -233,14 +201,14 @@ def _as_whole_list(key: str, parent: str, value: Any) -> str:
     *path, leaf = key.split(".")
     at = path.index(parent)
     inner = {leaf: value} if len(path) > at + 1 else value
-    info = _info_at(path[: at + 1])
+    info = info_at(path[: at + 1])
     form = _list_form(info, inner) if info else "[…]"
     return f"'{parent}' is a list; give all of it, as {'.'.join(path[: at + 1])}={form}"
 
 
 def _list_form(info: FieldInfo, value: Any) -> str:
     """What a list of that key looks like, with `value` as one entry where it can be one."""
-    section = _section_of(info)
+    section = section_of(info)
     if section is None:
         example = list(info.get_default() or [])
         is_one = not isinstance(value, dict | list | tuple) and value is not None
@@ -272,32 +240,8 @@ def _check_preset(path: Path, values: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or name not in PRESETS:
         known = ", ".join(PRESETS)
         raise UserError(
-            path, "preset", f"'{name}' is unknown{_nearest(str(name), PRESETS)}; known: {known}"
+            path, "preset", f"'{name}' is unknown{nearest(str(name), PRESETS)}; known: {known}"
         )
-
-
-def _nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
-
-
-def _hint(key: str, parents: Sequence[str]) -> str:
-    """A near key beside the unknown one, or the same key of another section, or all that are known."""
-    siblings = _fields_at(parents)
-    usual = OTHER_NAMES.get(".".join(parents), {}).get(key)
-    if usual is not None:
-        return f"; did you mean '{usual}'?"
-    if key in IN_DEEPSPEED:
-        return f"; the DeepSpeed file, which `deepspeed` names, says that: {IN_DEEPSPEED[key]}"
-    near = _nearest(key, siblings, cutoff=0.7)
-    if near:
-        return near
-    if key in RunConfig.model_fields:
-        return f"; did you mean '{key}' at the top level, not in a section?"
-    for section in RunConfig.model_fields:
-        if key in _fields_at([section]):
-            return f"; did you mean '{section}.{key}'?"
-    return _nearest(key, siblings) or f"; known: {', '.join(siblings)}"
 
 
 def _as_user_error(path: Path, error: ValidationError) -> UserError:
@@ -306,7 +250,7 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
     location = _keys_of(detail["loc"])
     field = ".".join(location) or None
     if detail["type"] == "extra_forbidden":
-        return UserError(path, field, f"unknown key{_hint(location[-1], location[:-1])}")
+        return UserError(path, field, f"unknown key{hint(location[-1], location[:-1])}")
     if detail["type"] == "missing":
         lacking = _lacking_beside(error, detail)
         if len(lacking) > 1:
@@ -322,15 +266,15 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
     if detail.get("input") is None:
         return UserError(path, field, "is empty; give a value")
     if detail["type"] == "model_type":
-        keys = ", ".join(_fields_at(location))
+        keys = ", ".join(fields_at(location))
         return UserError(path, field, f"is a section, not a value; give keys of it: {keys}")
     if detail["type"] in ("list_type", "tuple_type"):
-        info = _info_at(location)
+        info = info_at(location)
         if info is not None:
             message = f"must be a list, as {_list_form(info, detail.get('input'))}"
     if detail["type"] == "path_type":
         message = "must be a path, in quotes where it reads like a number"
-    got = "" if _is_secret(location) else f" (got {detail.get('input')!r})"
+    got = "" if is_secret(location) else f" (got {detail.get('input')!r})"
     return UserError(path, field, f"{message}{got}; correct it")
 
 
@@ -360,58 +304,13 @@ def _keys_of(location: Sequence[str | int]) -> list[str]:
     """The keys of a pydantic location, without the names of the union members that it tried."""
     keys: list[str] = []
     for part in location:
-        section = _section_at(keys)
+        section = section_at(keys)
         if isinstance(part, str) and keys and (section is None or part == section.__name__):
             continue
         if isinstance(part, str) and ("[" in part or part.startswith("constrained-")):
             continue
         keys.append(str(part))
     return keys
-
-
-def _fields_at(path: Sequence[str]) -> list[str]:
-    """Names of the keys that the section at `path` knows; empty where no section lies there."""
-    section = _section_at(path)
-    return list(section.model_fields) if section else []
-
-
-def _section_at(path: Sequence[str]) -> type[BaseModel] | None:
-    section: type[BaseModel] | None = RunConfig
-    for part in path:
-        if section is None:
-            return None
-        if not part.isdigit():
-            info = section.model_fields.get(part)
-            section = _section_of(info) if info else None
-    return section
-
-
-def _info_at(path: Sequence[str]) -> FieldInfo | None:
-    """What is known of the key at `path`."""
-    section = _section_at(path[:-1]) if path else None
-    return section.model_fields.get(path[-1]) if section else None
-
-
-def _section_of(info: FieldInfo) -> type[BaseModel] | None:
-    candidates = [info.annotation, *get_args(info.annotation)]
-    for candidate in list(candidates):
-        candidates.extend(get_args(candidate))
-    for candidate in candidates:
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
-
-
-def _is_secret(location: Sequence[str]) -> bool:
-    """Whether the key holds a secret, by its type; the section that holds one counts as well."""
-    info = _info_at(location)
-    holds = [info, *(_section_fields(info) if info else ())]
-    return any(SecretStr in get_args(field.annotation) for field in holds if field)
-
-
-def _section_fields(info: FieldInfo) -> Iterable[FieldInfo]:
-    section = _section_of(info)
-    return section.model_fields.values() if section else ()
 
 
 def _identity(config: RunConfig) -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,16 @@ def _config_of(checkpoint: Path) -> RunConfig | None:
         return None
 
 
-def check_only_run(config: RunConfig, config_file: str | Path, *brought: Path | None) -> None:
+def check_only_run(
+    config: RunConfig,
+    config_file: str | Path,
+    *brought: Path | None,
+    is_brought: Callable[[Path], bool] = lambda _: False,
+) -> None:
     """Raises: UserError where `run_dir` holds what no run wrote; then it is somebody else's folder.
 
     `config_file`, `brought`: files of the user's for this run, which may lie there, as may whatever
-    the configuration names.
+    the configuration names, and what `is_brought` says is such a file.
     """
     layout = RunLayout(config.run_dir)
     named = (Path(config_file), *brought, *_paths_in(config.model_dump(exclude={"run_dir"})))
@@ -102,7 +107,7 @@ def check_only_run(config: RunConfig, config_file: str | Path, *brought: Path | 
             for entry in layout.strangers()
             # A start writes its own run.yaml.
             if entry == layout.config
-            or not any(own.is_relative_to(entry.resolve()) for own in mine)
+            or not (any(own.is_relative_to(entry.resolve()) for own in mine) or is_brought(entry))
         ]
     except OSError as error:
         raise UserError(

@@ -279,9 +279,9 @@ def check_data(
     check_same_tokenizer(sets)
     if data.cache_bytes is not None:
         remote = [token_set for token_set in sets if token_set.is_remote]
-        for text in [] if evaluation is None else evaluation.perplexity:
+        for place, text in enumerate([] if evaluation is None else evaluation.perplexity):
             if is_remote_set(text.path):
-                with in_field("evaluation.perplexity"):
+                with in_field(f"evaluation.perplexity.{place}.path"):
                     remote.append(open_token_set(text.path, data.cache_dir))
         _make_room(remote, data)
 

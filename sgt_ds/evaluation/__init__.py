@@ -14,6 +14,7 @@ from sgt_ds.evaluation.tasks import TASKS, Task, find_tasks
 if TYPE_CHECKING:
     from sgt_ds.evaluation.comparison import Comparison, compare
     from sgt_ds.evaluation.encoding import Encoder, TrainingEncoder
+    from sgt_ds.evaluation.named import check_evaluation, named_tasks
     from sgt_ds.evaluation.perplexity import Perplexity, PerplexityProbe
     from sgt_ds.evaluation.results import (
         ItemResult,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "comparison": ("Comparison", "compare"),
     "encoding": ("Encoder", "TrainingEncoder"),
+    "named": ("check_evaluation", "named_tasks"),
     "perplexity": ("Perplexity", "PerplexityProbe"),
     "results": ("ItemResult", "Score", "TaskResult", "check_writable", "read_items", "write_items"),
     "scoring": ("Logits",),
@@ -62,10 +64,12 @@ __all__ = [
     "Task",
     "TaskResult",
     "TrainingEncoder",
+    "check_evaluation",
     "check_writable",
     "compare",
     "find_tasks",
     "load_questions",
+    "named_tasks",
     "read_items",
     "set_streams",
     "streams_of",

@@ -233,20 +233,20 @@ TASKS = {task.name: task for task in _ALL}
 _SEVERAL = {"all": tuple(TASKS), "mmlu": tuple(f"mmlu_{group}" for group in GROUPS)}
 
 
-def find_tasks(names: str, *, place: str = "--tasks") -> list[Task]:
-    """Tasks named by commas; `all`, and `mmlu` for its four groups. `place`: where they stand.
+def find_tasks(names: str, *, file: str = "--tasks", field: str | None = None) -> list[Task]:
+    """Tasks named by commas; `all`, and `mmlu` for its four groups.
 
-    Raises: UserError where one is unknown or stands twice.
+    `file`, `field`: where they stand. Raises: UserError where one is unknown or stands twice.
     """
     found: list[Task] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         for one in _SEVERAL.get(name, (name,)):
             if one not in TASKS:
                 known = ", ".join([*_SEVERAL, *TASKS])
-                raise UserError(place, None, f"'{one}' is unknown; known: {known}")
+                raise UserError(file, field, f"'{one}' is unknown; known: {known}")
             if TASKS[one] in found:
-                raise UserError(place, None, f"'{one}' stands twice; name it once")
+                raise UserError(file, field, f"'{one}' stands twice; name it once")
             found.append(TASKS[one])
     if not found:
-        raise UserError(place, None, "names no task; try arc_easy")
+        raise UserError(file, field, "names no task; try arc_easy")
     return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sgt_ds.inference.bench import InferenceRow, InferenceSetting, bench_inference
     from sgt_ds.inference.conversion import convert
+    from sgt_ds.inference.device import usable_device
     from sgt_ds.inference.generation import Completion, Sampling, Speaker
     from sgt_ds.inference.importing import import_model
     from sgt_ds.inference.scored import ScoredModel, load_scored_model
@@ -25,6 +26,7 @@ __all__ = [
     "convert",
     "import_model",
     "load_scored_model",
+    "usable_device",
 ]
 
 _ROOMS = {
@@ -38,6 +40,7 @@ _ROOMS = {
     "convert": "conversion",
     "import_model": "importing",
     "load_scored_model": "scored",
+    "usable_device": "device",
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from sgt_ds.errors import UserError
+from sgt_ds.inference.device import usable_device
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +86,7 @@ class Speaker:
         self, directory: Path, *, device: str | None = None, dtype: str | None = None
     ) -> None:
         self.directory = directory
-        try:
-            self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(
-                "--device", None, f"'{device}' cannot be used ({reason}); give cpu or cuda"
-            ) from None
+        self.device = usable_device(device)
         kind = _model_class(directory)
         from transformers import PreTrainedTokenizerFast
         from transformers.utils import logging as chatter

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sgt_ds.checkpoints import being_read
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation import Encoder, Logits, TrainingEncoder
+from sgt_ds.inference.device import usable_device
 from sgt_ds.inference.source import find_checkpoint, read_source, verify_source
 from sgt_ds.inference.zero import MasterWeights
 from sgt_ds.model import Transformer, loop_inputs
@@ -52,7 +53,7 @@ def load_scored_model(
     of the files on a GPU, float32 on a CPU and for a checkpoint.
     Raises: UserError where it can't be loaded, or has no tokenizer.
     """
-    place = _device(device)
+    place = usable_device(device)
     if (directory / "config.json").is_file():
         if tag is not None:
             raise UserError("--tag", None, f"names a checkpoint, and {directory} is a model")
@@ -84,18 +85,6 @@ class _FolderEncoder:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-def _device(name: str | None) -> torch.device:
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            "--device", None, f"'{name}' cannot be used ({reason}); give cpu or cuda"
-        ) from None
-    return device
 
 
 def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> ScoredModel:

@@ -32,7 +32,7 @@ from sgt_ds.launch.forecast import (
     forecast,
     link_of,
 )
-from sgt_ds.launch.hostfile import Host, format_hostfile, parse_hostfile, world_size
+from sgt_ds.launch.hostfile import Host, format_hostfile, is_hostfile, parse_hostfile, world_size
 from sgt_ds.launch.probe import Probed, probe, table
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_of
 from sgt_ds.launch.record import RunRecord, read_record, supervision
@@ -84,6 +84,7 @@ __all__ = [
     "format_hostfile",
     "forwarded_environment",
     "gpu_words",
+    "is_hostfile",
     "is_this_host",
     "kill_processes",
     "launch_name",

@@ -74,6 +74,14 @@ def parse_hostfile(path: Path) -> list[Host]:
     return hosts
 
 
+def is_hostfile(path: Path) -> bool:
+    """Whether it reads as one."""
+    try:
+        return path.is_file() and bool(parse_hostfile(path))
+    except UserError:
+        return False
+
+
 def world_size(hosts: Sequence[Host]) -> int:
     """Ranks of all hosts together."""
     return sum(host.slots for host in hosts)
@@ -89,8 +97,8 @@ def _lines(path: Path) -> list[str]:
         raise UserError(
             path,
             None,
-            "no such hostfile; hostfiles/ holds examples (the raw launcher would warn "
-            "and train on this machine alone)",
+            "no such hostfile; check the path, relative to the current directory, or write one: "
+            "`worker-1 slots=8`, a line a machine",
         )
     try:
         if not path.is_file():
@@ -99,7 +107,7 @@ def _lines(path: Path) -> list[str]:
             raise UserError(path, None, f"has more than {MOST_BYTES} bytes; is it a hostfile?")
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror})") from None
+        raise UserError(path, None, f"cannot be read ({error.strerror}); check it") from None
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise UserError(
             path,

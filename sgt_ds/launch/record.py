@@ -133,7 +133,7 @@ def supervision(run_dir: Path) -> Iterator[None]:
 
     The kernel lets go when the process dies, however it dies.
     """
-    lock = supervisor_lock(run_dir)
+    lock = RunLayout(run_dir).supervisor_lock
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = take_lock(lock)
@@ -154,11 +154,6 @@ def in_training(run_dir: Path) -> UserError:
     return UserError(
         run_dir, "run_dir", f"is being trained{who}; `sgt-ds stop {run_dir}` ends that run"
     )
-
-
-def supervisor_lock(run_dir: Path) -> Path:
-    """Held by the process that supervises the run."""
-    return control_directory(run_dir) / "lock"
 
 
 def _path(run_dir: Path) -> Path:

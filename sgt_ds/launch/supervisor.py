@@ -41,7 +41,6 @@ from sgt_ds.launch.record import (
     read_record,
     remove_record,
     supervision,
-    supervisor_lock,
     write_outcome,
     write_record,
 )
@@ -319,7 +318,7 @@ def check_idle(run_dir: Path) -> None:
     record = read_record(run_dir)
     if record is not None and (record.pid, record.host) == (os.getpid(), socket.gethostname()):
         return  # between two starts of this process's own
-    if lock_is_held(supervisor_lock(run_dir)):
+    if lock_is_held(RunLayout(run_dir).supervisor_lock):
         raise in_training(run_dir)
     check_unattended(run_dir)
     if lock_is_held(RunLayout(run_dir).training_lock):

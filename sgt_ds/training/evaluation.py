@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sgt_ds.config import EvaluationConfig, RunConfig
 from sgt_ds.data import TokenSet
-from sgt_ds.errors import UserError, in_field
+from sgt_ds.errors import in_field
 from sgt_ds.evaluation import (
     METRICS,
     Logits,
@@ -25,8 +25,8 @@ from sgt_ds.evaluation import (
     Suite,
     TaskResult,
     TrainingEncoder,
-    find_tasks,
     load_questions,
+    named_tasks,
     streams_of,
     write_items,
 )
@@ -105,8 +105,7 @@ def build_evaluation(
 ) -> Evaluation | None:
     """The run's evaluation, None where nothing is named. `token_set`: whose tokenizer trains.
 
-    Collective. Raises: UserError where a task is unknown, a file is missing, or rows are of
-    another form.
+    Collective. Raises: UserError where a file is missing, or rows are of another form.
     """
     settings = config.evaluation
     if not settings.tasks and not settings.perplexity:
@@ -125,20 +124,15 @@ def build_evaluation(
 
 
 def _suite(settings: EvaluationConfig, encoder: TrainingEncoder, length: int) -> Suite | None:
-    tasks = [
-        (source, task)
-        for source in settings.tasks
-        for task in find_tasks(source.name, place="evaluation.tasks")
-    ]
-    with in_field("evaluation.tasks"):
-        questions = [
-            load_questions(task, settings.rule, source.path, split=source.split, limit=source.limit)
-            for source, task in tasks
-        ]
-    names = [each.task.name for each in questions]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise UserError("evaluation.tasks", twice, "stands twice; name it once")
+    questions = []
+    # The names have been told with the file in which they stand, before the ranks met.
+    for key, source, task in named_tasks(settings, "configuration"):
+        with in_field(f"{key}.path"):
+            questions.append(
+                load_questions(
+                    task, settings.rule, source.path, split=source.split, limit=source.limit
+                )
+            )
     if not questions:
         return None
     return Suite(questions, encoder, positions=length, batch_tokens=settings.batch_tokens)
@@ -146,16 +140,16 @@ def _suite(settings: EvaluationConfig, encoder: TrainingEncoder, length: int) ->
 
 def _probes(config: RunConfig, encoder: TrainingEncoder) -> dict[str, PerplexityProbe]:
     data = config.data
-    with in_field("evaluation.perplexity"):
-        return {
-            source.name: PerplexityProbe(
+    probes = {}
+    for index, source in enumerate(config.evaluation.perplexity):
+        with in_field(f"evaluation.perplexity.{index}.path"):
+            probes[source.name] = PerplexityProbe(
                 streams_of(source.path, encoder, tokens=source.tokens, cache_dir=data.cache_dir),
                 window=data.sequence_length,
                 length=data.sequence_length,
                 batch_tokens=config.evaluation.batch_tokens,
             )
-            for source in config.evaluation.perplexity
-        }
+    return probes
 
 
 def _scores_of(result: TaskResult) -> dict[str, float]:

@@ -64,7 +64,7 @@ class Heartbeat:
         self._stuck_seconds = self._waits_until = 0.0
         self._born = 0.0  # by the file system's clock
         self._asked = False
-        self._writing, self._over = threading.Lock(), threading.Event()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -85,18 +85,18 @@ class Heartbeat:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over.set()
-        self._sigterm.wake()
-        self._thread.join(timeout=self._every)
-        self._sigterm.release()
         if error is None:
             gone = self._minders.launcher_ended
             self._end = heartbeats.LAUNCHER_GONE if gone else heartbeats.DONE
         else:
             self._end = " ".join(f"{error}".split())[:300] or repr(error)
         self._blames_peer = isinstance(error, (LostPeer, NotMet))
-        with suppress(OSError):
-            self._write()
+        self._over.set()
+        self._sigterm.wake()
+        # The thread has the last word, since a disk may never answer: nobody waits for it longer
+        # than for any other sign of life.
+        self._thread.join(timeout=self._limits.hang_seconds)
+        self._sigterm.release()
 
     @property
     def launcher_lost(self) -> bool:
@@ -170,6 +170,8 @@ class Heartbeat:
             if self._sigterm.wait(self._every):
                 self._heed_sigterm()
             if self._over.is_set():
+                with suppress(OSError):
+                    self._write()
                 return
             now = time.monotonic()
             # While this process or its whole machine was stopped, nobody else waited for it either.
@@ -206,23 +208,21 @@ class Heartbeat:
 
     def _write(self) -> float:
         """Write where this rank stands. Returns the time, by the file system's clock."""
-        # Training writes the last one, and the thread may still be at one before it.
-        with self._writing:
-            beat = heartbeats.Beat(
-                rank=self._rank,
-                host=self._host,
-                pid=os.getpid(),
-                step=self._step,
-                part=self._limits.part,
-                count=self._count,
-                limit_seconds=self._limits.limit_seconds,
-                silence_seconds=self._limits.silence_seconds(saves=self.saves()),
-                asked=self._asked,
-                seconds=self._stuck_seconds if self._watched[0] == self._count else 0.0,
-                end=self._end,
-                blames_peer=self._blames_peer,
-            )
-            return heartbeats.write_beat(self.folder, beat)
+        beat = heartbeats.Beat(
+            rank=self._rank,
+            host=self._host,
+            pid=os.getpid(),
+            step=self._step,
+            part=self._limits.part,
+            count=self._count,
+            limit_seconds=self._limits.limit_seconds,
+            silence_seconds=self._limits.silence_seconds(saves=self.saves()),
+            asked=self._asked,
+            seconds=self._stuck_seconds if self._watched[0] == self._count else 0.0,
+            end=self._end,
+            blames_peer=self._blames_peer,
+        )
+        return heartbeats.write_beat(self.folder, beat)
 
     def _judge(self) -> None:
         """Tell who is late, and end; wait on where a rank may still take its time, this one or
