@@ -22,10 +22,6 @@ from sgt_ds.errors import UserError
 # Two graphs a case, a batch and a kind of pass; dynamo's own 8 would fall back to eager.
 _MAX_GRAPHS = 64
 
-# A product of one row becomes a reduction that is tuned where it runs, and takes what it reads; the
-# library's take 6 to 9 µs whatever their size.
-_GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"coordinate_descent_tuning": True}
-
 # Tokens that a case decodes before the next one's turn: what else the machine does hits all alike.
 _TURN = 8
 
@@ -193,7 +189,7 @@ class Runner:
     """One case at one batch size: a prompt in, tokens out, timed."""
 
     def __init__(self, model: Any, batch: int, setting: InferenceSetting) -> None:
-        self._model, self._setting, self._batch = model, setting, batch
+        self._model, self._setting = model, setting
         # transformers 5.24 renamed it.
         known = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in known else "past_key_values"
@@ -202,85 +198,66 @@ class Runner:
         ids = torch.randint(0, setting.model.vocab_size, shape, generator=generator)
         self.ids = ids.to(setting.device)
         """The prompts, int64 (batch, prompt)."""
-        self._positions = torch.arange(setting.prompt, device=setting.device)[None]
-        # Replaced in place by each step, as where it goes.
-        self.token = self.ids[:, -1:].clone()
+        self.token = self.ids[:, -1:]
         """The newest tokens, int64 (batch, 1)."""
-        self._position = self._positions[:, -1:] + 1
-        self._cache = self._new_cache()
-        self._step: Callable[[Tensor, Tensor], Tensor] = self._plain_step
-        self._read_prompt: Callable[[], None] = self._prompt_step
-        self._read_token: Callable[[], None] = self._token_step
+        self._positions = torch.arange(setting.prompt, device=setting.device)[None]
+        self._cache = self._new_cache(batch)
+        self._read_prompt: Callable[[Tensor, Tensor], Tensor] = self._step
+        self._read_token: Callable[[Tensor, Tensor], Tensor] = self._step
         if setting.compiled:
-            self._compile()
+            self._read_prompt = self._compiled(one_row=False)
+            self._read_token = self._compiled(one_row=batch == 1)
 
     def prefill(self) -> float:
         """Seconds of the prompt, into an empty cache."""
-        self._empty_cache()
+        if self._setting.compiled:
+            self._cache.reset()
+        else:
+            self._cache = self._new_cache(self.ids.shape[0])
         with torch.inference_mode():
             started = self._now()
-            self._read_prompt()
-            return self._now() - started
+            self.token = self._next(self._read_prompt, self.ids, self._positions)
+            ended = self._now()
+            self._position = self._positions[:, -1:] + 1
+        return ended - started
 
     def decode(self, tokens: int) -> float:
         """Seconds of so many tokens more."""
         with torch.inference_mode():
             started = self._now()
             for _ in range(tokens):
-                self._read_token()
+                self.token = self._next(self._read_token, self.token, self._position)
+                self._position = self._position + 1
             return self._now() - started
 
-    def _compile(self) -> None:
-        dynamo, on_gpu = torch._dynamo.config, self._setting.device.type == "cuda"
+    def _compiled(self, *, one_row: bool) -> Callable[[Tensor, Tensor], Tensor]:
+        setting, dynamo = self._setting, torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
-        self._step = torch.compile(
-            self._plain_step,
-            fullgraph=True,
-            dynamic=False,
-            backend=self._setting.backend,
-            options=_GPU_OPTIONS if on_gpu and self._setting.backend == "inductor" else None,
+        options: dict[str, str | int | bool | Callable[..., Any]] | None = None
+        if setting.device.type == "cuda":
+            # The library's product of one row takes 6 to 9 µs whatever its size; with this option it
+            # is a reduction that is tuned where it runs, and joins what reads the same.
+            options = {"triton.cudagraphs": True, "coordinate_descent_tuning": one_row}
+        return torch.compile(
+            self._step, fullgraph=True, dynamic=False, backend=setting.backend, options=options
         )
-        if on_gpu:
-            with torch.inference_mode():
-                self._read_prompt = self._captured(self._prompt_step)
-                self._read_token = self._captured(self._token_step)
 
-    def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
-        """`work` as one CUDA graph: the host starts it whole, whatever it is made of."""
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
-            for _ in range(2):  # compiles, and settles
-                self._empty_cache()
-                work()
-        here.wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-        replay: Callable[[], None] = graph.replay
-        return replay
+    def _next(
+        self, step: Callable[[Tensor, Tensor], Tensor], ids: Tensor, positions: Tensor
+    ) -> Tensor:
+        if self._setting.compiled:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            # The graph writes its answer to the same place every time.
+            return step(ids, positions).clone()
+        return step(ids, positions)
 
-    def _prompt_step(self) -> None:
-        self.token.copy_(self._step(self.ids, self._positions))
-        self._position.fill_(self._setting.prompt)
-
-    def _token_step(self) -> None:
-        self.token.copy_(self._step(self.token, self._position))
-        self._position.add_(1)
-
-    def _plain_step(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def _step(self, ids: Tensor, positions: Tensor) -> Tensor:
         cache = {self._cache_name: self._cache}
         answer = self._model(ids, position_ids=positions, logits_to_keep=1, **cache)
         following: Tensor = answer.logits[:, -1:].argmax(-1)
         return following
 
-    def _empty_cache(self) -> None:
-        if self._setting.compiled:
-            self._cache.reset()
-        else:
-            self._cache = self._new_cache()
-
-    def _new_cache(self) -> Any:
+    def _new_cache(self, batch: int) -> Any:
         from transformers import DynamicCache, StaticCache
 
         setting, config = self._setting, self._model.config
@@ -288,7 +265,7 @@ class Runner:
             return DynamicCache(config=config)
         cache = StaticCache(config=config, max_cache_len=setting.prompt + setting.generated + 1)
         cache.early_initialization(
-            self._batch, config.pass_heads(), config.head_dim, setting.dtype, setting.device
+            batch, config.pass_heads(), config.head_dim, setting.dtype, setting.device
         )
         return cache
 
