@@ -52,7 +52,7 @@ ALLOWED = {
 }
 # Rooms that know Θ and what follows from it, and nothing else of growth.
 KNOW_STATE_ONLY = {"model", "telemetry", "checkpoints"}
-STATE_NAMES = {"State", "Loop", "Scope", "Passes", "passes_at", "VANILLA"}
+STATE_NAMES = {"State", "Loop", "Scope", "Passes", "passes_at", "is_narrow", "VANILLA"}
 IGNORED = {"build", "dist", "runs", "shared", "__pycache__"}
 
 

@@ -149,9 +149,11 @@ def test_a_ramp_at_its_first_step_changes_a_logit() -> None:
         "first": ({}, {2: Passes(1, "attention", SOME, ((0.0, 0.0),))}),
         "deeper": (shallow, {2: Passes(2, "attention", SOME, ((1.0, 1.0), (0.0, 0.0)))}),
     }
-    for before, after in entering.values():
+    # The second pass takes another way to the same sums: to rounding, where the first is exact.
+    for (before, after), allowed in zip(entering.values(), (0.0, 1e-6), strict=True):
         without = model(TOKENS, loops=before).logits
-        assert torch.equal(model(TOKENS, loops=loop_inputs(after, CPU)).logits, without)
+        entered = model(TOKENS, loops=loop_inputs(after, CPU)).logits
+        assert (entered - without).abs().max() <= allowed
 
 
 def test_a_ramp_at_its_end_differs_from_no_entry() -> None:
@@ -187,4 +189,6 @@ def test_a_loop_computes_heads_that_it_does_not_use() -> None:
     one = flops({2: Passes(1, "attention", (2,), None)}) - vanilla
     every = flops({2: Passes(1, "attention", None, None)}) - vanilla
     assert one * CONFIG.num_heads == every
-    assert flops({2: Passes(3, "attention", (0, 2), None)}) - vanilla == 6 * one
+    assert flops({2: Passes(3, "attention", (0, 2, 3), None)}) - vanilla == 9 * one
+    # Where half of the heads or fewer loop, passes beyond the first cost less than the first.
+    assert flops({2: Passes(3, "attention", (0, 2), None)}) - vanilla < 6 * one

@@ -13,7 +13,7 @@ from typing import Literal
 
 from sgt_ds.config import ModelConfig
 from sgt_ds.flops.accountant import parameter_count
-from sgt_ds.growth import Passes
+from sgt_ds.growth import Passes, is_narrow
 
 ZeroStage = Literal[0, 1, 2]
 
@@ -153,20 +153,38 @@ def _block(model: ModelConfig, size: int, compiled: bool, own: Passes | None) ->
     kept = _attention(model, size, compiled, model.num_heads) + feed_forward
     if own is None:
         return kept
-    again = _attention(model, size, compiled, own.head_count(model.num_heads))
+    heads = own.head_count(model.num_heads)
+    if own.scope == "attention" and is_narrow(own.depth, heads, model.num_heads):
+        return kept + _narrow_loop(model, size, compiled, own.depth, heads)
+    again = _attention(model, size, compiled, heads)
     if own.scope == "block":
         again += feed_forward
     return kept + own.depth * again
 
 
+def _narrow_loop(model: ModelConfig, size: int, compiled: bool, depth: int, heads: int) -> int:
+    """Bytes that passes in the heads' own space keep of one token."""
+    own = heads * model.head_size
+    # The residual stream and what all heads give it; its square, a pass.
+    kept = size * (model.hidden_size + own) + depth * (_mixing(model, size, heads) + 4)
+    seen = 4 * 4 * own  # float32
+    # What the heads see of the stream: compiled, once, and how it moved; eager, in each pass.
+    between = (depth - 1) * (5 * own * size if compiled else 4 * own)
+    return kept + between + (seen if compiled else depth * seen)
+
+
 def _attention(model: ModelConfig, size: int, compiled: bool, heads: int) -> int:
     """Bytes that attention over so many heads keeps of one token, its norm included."""
+    return _mixing(model, size, heads) + _norm(model.hidden_size, size, compiled)
+
+
+def _mixing(model: ModelConfig, size: int, heads: int) -> int:
+    """Bytes that attention over so many heads keeps of one token, between its projections."""
     # Projected queries, keys and values, rotated queries and keys, the output; the flash kernel
     # of the 2-byte types gives the output by head, so that joining the heads makes a copy.
     rows = 7 if size == 2 else 6
     log_sums = 4 * heads
-    inner = rows * size * heads * model.head_size + log_sums
-    return inner + _norm(model.hidden_size, size, compiled)
+    return rows * size * heads * model.head_size + log_sums
 
 
 def _norm(width: int, size: int, compiled: bool) -> int:

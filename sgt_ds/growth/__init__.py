@@ -16,7 +16,7 @@ from sgt_ds.growth.decision import (
     Rule,
     loops_as_json,
 )
-from sgt_ds.growth.entry import Passes, passes_at
+from sgt_ds.growth.entry import Passes, is_narrow, passes_at
 from sgt_ds.growth.journal import Journal, journal_header, settled_growth
 from sgt_ds.growth.layers import resolve_growth
 from sgt_ds.growth.lines import (
@@ -65,6 +65,7 @@ __all__ = [
     "check_method",
     "compare",
     "decisions",
+    "is_narrow",
     "journal_header",
     "journal_in",
     "loops_as_json",

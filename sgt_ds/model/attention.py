@@ -28,18 +28,31 @@ def attention(
     Returns what the sub-layer adds to the residual stream, shape of `x`, and its rotated queries
     and keys, each (sequences, heads, positions, head_size). Paper, eq. 1 and 2.
     """
-    sequences, positions, width = x.shape
+    width = x.shape[-1]
     _, heads, head_size, _ = qkv.shape
     normed = rms_norm(x, norm, eps)
     # One product for queries, keys and values of all the heads that are computed.
     projected = F.linear(normed, qkv.to(x.dtype).view(3 * heads * head_size, width))
-    split = projected.view(sequences, positions, 3, heads, head_size)
+    mixed, query, key = mix(projected, heads, cos, sin, documents)
+    added = F.linear(mixed, output.to(x.dtype).view(width, heads * head_size))
+    return added, query, key
+
+
+def mix(
+    projected: Tensor, heads: int, cos: Tensor, sin: Tensor, documents: Documents | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """RoPE and causal attention of projected heads.
+
+    `projected`: floating (sequences, positions, 3 × heads × head_size), queries first. Returns what
+    the heads take in, (sequences, positions, heads × head_size), and rotated queries and keys as
+    `attention` does.
+    """
+    sequences, positions, width = projected.shape
+    split = projected.view(sequences, positions, 3, heads, width // (3 * heads))
     query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
     query, key = rotate(query, cos, sin), rotate(key, cos, sin)
     if documents is None:
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     else:
         mixed = document_attention(query, key, value, documents)
-    joined = mixed.transpose(1, 2).reshape(sequences, positions, heads * head_size)
-    added = F.linear(joined, output.to(x.dtype).view(width, heads * head_size))
-    return added, query, key
+    return mixed.transpose(1, 2).reshape(sequences, positions, width // 3), query, key

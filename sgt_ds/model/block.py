@@ -11,10 +11,12 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from sgt_ds.growth import is_narrow
 from sgt_ds.model.attention import attention
 from sgt_ds.model.documents import Documents
 from sgt_ds.model.entropy import entropy_sums, last_row_entropy
 from sgt_ds.model.loops import LoopInputs
+from sgt_ds.model.narrow import narrow_loop
 from sgt_ds.model.norm import rms_norm
 
 
@@ -87,6 +89,9 @@ def _attention_loop(
     if loop.heads is not None:
         # Once for all passes: forward copies a few rows, backward scatters one sum of gradients.
         qkv, output = qkv.index_select(1, loop.heads), output.index_select(1, loop.heads)
+    if is_narrow(loop.depth, output.shape[1], weights.output.shape[1]):
+        norm, scale = weights.attention_norm, loop.scale
+        return narrow_loop(x, norm, qkv, output, cos, sin, eps, loop.depth, scale, documents)
     for index in range(loop.depth):
         used = output
         if loop.scale is not None:

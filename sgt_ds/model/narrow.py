@@ -1,0 +1,61 @@
+"""Several passes of a few heads, computed in the space of those heads. Knows no layer, no schedule."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sgt_ds.model.attention import mix
+from sgt_ds.model.documents import Documents
+
+
+def narrow_loop(
+    x: Tensor,
+    norm: Tensor,
+    qkv: Tensor,
+    output: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    depth: int,
+    scale: Tensor | None,
+    documents: Documents | None,
+) -> Tensor:
+    """`depth` passes H(k) = H(k−1) + Σ Attn_i(H(k−1)) of the heads whose weights are given.
+
+    Arguments and weights as in `attention.attention`; `scale`: (depth, heads), what each pass
+    multiplies each head's output by, or None. Returns H(depth), shape and dtype of `x` = H(0).
+
+    With P the heads' rows of W_q, W_k, W_v times the norm's weight, O their columns of W_o and
+    m(k) what their attention gives in pass k, H(k) = H(k−1) + O·m(k). All that the next pass reads of
+    H(k) is its product with P and its square, and both follow from m(k) alone:
+    P·H(k) = P·H(k−1) + (P·O)·m(k), |H(k)|² = |H(k−1)|² + m(k)·(2·Oᵀ·H(k−1) + (Oᵀ·O)·m(k)).
+    So the residual stream, many times wider than the heads, is read once and written once for all
+    passes. Sums in at least float32. DESIGN: H(k); paper, eq. 5 to 7.
+    """
+    width, precise = x.shape[-1], torch.promote_types(x.dtype, torch.float32)
+    _, heads, head_size, _ = qkv.shape
+    computed = heads * head_size
+    columns = output.to(x.dtype).view(width, computed)
+    rows = (qkv * norm).to(x.dtype).view(3 * computed, width)
+    readers = torch.cat((rows, columns.t()))
+    # What each reader sees of each head's output: (4 × computed, computed).
+    seen_of_heads = F.linear(readers, columns.t())
+    seen = F.linear(x, readers).to(precise)
+    # Of the norm, and not of the float32 copy, backward keeps no more than `x`.
+    square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise).square()
+    total = torch.zeros((), dtype=precise, device=x.device)
+    for index in range(depth):
+        projected = seen[..., : 3 * computed] * torch.rsqrt(square / width + eps)
+        mixed = mix(projected.to(x.dtype), heads, cos, sin, documents)[0]
+        if scale is not None:
+            mixed = mixed * scale[index].to(x.dtype).repeat_interleave(head_size)
+        total = total + mixed
+        if index + 1 == depth:
+            break
+        moved = F.linear(mixed, seen_of_heads).to(precise)
+        own, added = seen[..., 3 * computed :], moved[..., 3 * computed :]
+        square = square + (mixed * (2 * own + added)).sum(-1, keepdim=True)
+        seen = seen + moved
+    return x + F.linear(total.to(x.dtype), columns)
