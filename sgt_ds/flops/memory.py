@@ -167,10 +167,11 @@ def _narrow_loop(model: ModelConfig, size: int, compiled: bool, depth: int, head
     own = heads * model.head_size
     # The residual stream and what all heads give it; its square, a pass.
     kept = size * (model.hidden_size + own) + depth * (_mixing(model, size, heads) + 4)
-    seen = 4 * 4 * own  # float32
-    # What the heads see of the stream: compiled, once, and how it moved; eager, in each pass.
-    between = (depth - 1) * (5 * own * size if compiled else 4 * own)
-    return kept + between + (seen if compiled else depth * seen)
+    # What the heads see of the stream: compiled, once, and how it moved; eager, in each pass, what
+    # they project in float32.
+    if compiled:
+        return kept + 4 * own * size + (depth - 1) * 5 * own * size
+    return kept + depth * 4 * own * (3 if size == 2 else 4) + (depth - 1) * 4 * own
 
 
 def _attention(model: ModelConfig, size: int, compiled: bool, heads: int) -> int:

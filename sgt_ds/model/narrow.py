@@ -42,20 +42,20 @@ def narrow_loop(
     readers = torch.cat((rows, columns.t()))
     # What each reader sees of each head's output: (4 × computed, computed).
     seen_of_heads = F.linear(readers, columns.t())
-    seen = F.linear(x, readers).to(precise)
+    seen = F.linear(x, readers)
     # Of the norm, and not of the float32 copy, backward keeps no more than `x`.
     square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise).square()
     total = torch.zeros((), dtype=precise, device=x.device)
     for index in range(depth):
-        projected = seen[..., : 3 * computed] * torch.rsqrt(square / width + eps)
+        projected = seen[..., : 3 * computed].to(precise) * torch.rsqrt(square / width + eps)
         mixed = mix(projected.to(x.dtype), heads, cos, sin, documents)[0]
         if scale is not None:
             mixed = mixed * scale[index].to(x.dtype).repeat_interleave(head_size)
         total = total + mixed
         if index + 1 == depth:
             break
-        moved = F.linear(mixed, seen_of_heads).to(precise)
-        own, added = seen[..., 3 * computed :], moved[..., 3 * computed :]
+        moved = F.linear(mixed, seen_of_heads)
+        own, added = (each[..., 3 * computed :].to(precise) for each in (seen, moved))
         square = square + (mixed * (2 * own + added)).sum(-1, keepdim=True)
         seen = seen + moved
     return x + F.linear(total.to(x.dtype), columns)
