@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgt_ds.model.documents import Documents, document_attention
+from sgt_ds.model.linear import linear
 from sgt_ds.model.norm import rms_norm
 from sgt_ds.model.rope import rotate
 
@@ -19,12 +20,14 @@ def attention(
     sin: Tensor,
     eps: float,
     documents: Documents | None,
+    fp8: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pre-norm, RoPE, causal attention and output projection of the heads whose weights are given.
 
     `x`: floating (sequences, positions, d); `norm`: (d,); `qkv`: (3, heads, head_size, d);
     `output`: (d, heads, head_size); tables as in `rotate`. Weights are cast to the dtype of `x`.
     `documents`: keeps each position's attention within its own document; None is one document.
+    `fp8`: both products in float8, as in `linear`.
     Returns what the sub-layer adds to the residual stream, shape of `x`, and its rotated queries
     and keys, each (sequences, heads, positions, head_size). Paper, eq. 1 and 2.
     """
@@ -32,7 +35,7 @@ def attention(
     _, heads, head_size, _ = qkv.shape
     normed = rms_norm(x, norm, eps)
     # One product for queries, keys and values of all the heads that are computed.
-    projected = F.linear(normed, qkv.to(x.dtype).view(3 * heads * head_size, width))
+    projected = linear(normed, qkv.to(x.dtype).view(3 * heads * head_size, width), fp8)
     split = projected.view(sequences, positions, 3, heads, head_size)
     query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
     query, key = rotate(query, cos, sin), rotate(key, cos, sin)
@@ -41,5 +44,5 @@ def attention(
     else:
         mixed = document_attention(query, key, value, documents)
     joined = mixed.transpose(1, 2).reshape(sequences, positions, heads * head_size)
-    added = F.linear(joined, output.to(x.dtype).view(width, heads * head_size))
+    added = linear(joined, output.to(x.dtype).view(width, heads * head_size), fp8)
     return added, query, key
