@@ -238,6 +238,7 @@ def test_run_configuration_whose_values_the_plan_ignores(tmp_path: Path) -> None
         "precision": "fp32",
         "compiled": False,
         "activation_checkpointing": False,
+        "fp8": False,
         "reduce_bucket_size": 0,
         "overlap_comm": False,
     }

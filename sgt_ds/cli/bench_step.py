@@ -16,14 +16,14 @@ from sgt_ds.cli.frame import (
     print_json,
     whole_number,
 )
-from sgt_ds.config import PRESETS, Entry, GrowthConfig, growth_faults
+from sgt_ds.config import PRESETS, Entry, GrowthConfig, float8_faults, growth_faults
 from sgt_ds.errors import UserError
 from sgt_ds.growth import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sgt_ds.training import Row
+    from sgt_ds.training import Row, Setting
 
 MODES = {"both": ("eager", "compiled"), "eager": ("eager",), "compiled": ("compiled",)}
 
@@ -59,6 +59,9 @@ def register(group: Subparsers[Parser]) -> None:
         "--seq-len", type=whole_number(1), default=256, help="positions of a sequence"
     )
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of everything")
+    parser.add_argument(
+        "--fp8", action="store_true", help="the blocks' products in float8; with --dtype bf16"
+    )
     parser.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any"
     )
@@ -98,7 +101,10 @@ def step(options: argparse.Namespace) -> None:
         device=torch.device(device),
         rounds=options.rounds,
         modes=MODES[options.mode],
+        fp8=options.fp8,
     )
+    if setting.fp8:
+        _check_float8(setting)
     rows = bench_step(setting)
     document = {
         "preset": options.preset,
@@ -111,11 +117,22 @@ def step(options: argparse.Namespace) -> None:
         _print_table(document, rows)
 
 
+def _check_float8(setting: Setting) -> None:
+    from sgt_ds.model import float8_fault
+
+    if setting.dtype.itemsize != 2:
+        raise UserError("--fp8", None, "goes with --dtype bf16; give both")
+    for _, fault in float8_faults(setting.model, setting.sequence_length):
+        raise UserError("--seq-len", None, fault)  # the presets' own sizes are multiples
+    if lacking := float8_fault(setting.device):
+        raise UserError("--fp8", None, f"there is {lacking}; leave it out")
+
+
 def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
     print(
         f"{document['preset']}: {document['parameters']:,} parameters, {document['micro_batches']} "
         f"micro-batch of {document['micro_batch_size']} x {document['sequence_length']} a step, "
-        f"{document['dtype']}, "
+        f"{document['dtype']}{', products in float8' if document['fp8'] else ''}, "
         f"{document['device']} ({document['threads']} threads), torch {document['torch']}, "
         f"median of {document['rounds']} rounds after {document['warm_up_steps']} warm-up steps"
     )

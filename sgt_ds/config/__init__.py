@@ -9,6 +9,7 @@ from sgt_ds.config.deepspeed import (
     resolve_deepspeed,
 )
 from sgt_ds.config.evaluation import EvaluationConfig, TaskSource, TextSource
+from sgt_ds.config.float8 import float8_faults
 from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import (
     at_fault,
@@ -70,6 +71,7 @@ __all__ = [
     "config_differences",
     "config_hash",
     "dump_run_config",
+    "float8_faults",
     "growth_faults",
     "load_run_config",
     "precision_of",

@@ -89,6 +89,13 @@ def resolve_deepspeed(
         raise UserError(
             path, "fp16.enabled", "fp16 training is not supported; enable bf16 or neither"
         )
+    if config.training.fp8 and precision_of(values) != "bf16":
+        raise UserError(
+            path,
+            "bf16.enabled",
+            f"must be true under training.fp8, which {config_file} asks for; set it, or take "
+            "ds_configs/zero2_bf16.json, or training.fp8=false",
+        )
     accumulation = accumulation_steps(config, world_size, config_file)
     training, optimizer = config.training, config.optimizer
     for key, value, owner in (

@@ -39,6 +39,7 @@ NOT_IDENTITY = frozenset(
         "training.validation_sequences",
         "training.log_every",
         "training.activation_checkpointing",
+        "training.fp8",
         "training.compile",
         "training.compile_cache",
         "training.max_skipped_steps",

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from sgt_ds.config.evaluation import EvaluationConfig
+from sgt_ds.config.float8 import float8_faults
 from sgt_ds.config.model import PRESETS, SHAPE, ModelConfig, Section
 
 # Methods whose layers are named, not grown.
@@ -126,6 +127,9 @@ class TrainingConfig(Section):
     """Updates between two lines of log and metrics."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
+    fp8: bool = False
+    """Compute the blocks' products in float8: faster, and each rounded to 2 or 3 bits of mantissa;
+    NVIDIA GPUs from compute capability 8.9 on, bf16 in the DeepSpeed file."""
     compile: bool = True
     """Compile each block with torch.compile."""
     compile_cache: Path | None = None
@@ -299,6 +303,13 @@ class RunConfig(Section):
     def _best_needs_a_validation_set(self) -> RunConfig:
         if self.checkpoint.keep_best and self.data.validation is None:
             raise ValueError("checkpoint.keep_best: needs data.validation; name a prepared set")
+        return self
+
+    @model_validator(mode="after")
+    def _float8_fits_shapes(self) -> RunConfig:
+        if self.training.fp8:
+            for key, fault in float8_faults(self.model, self.data.sequence_length):
+                raise ValueError(f"{key}: {fault}, or training.fp8=false")
         return self
 
     @model_validator(mode="after")

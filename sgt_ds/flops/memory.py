@@ -40,6 +40,8 @@ class Layout:
     """Blocks and loss compiled: neighbouring element-wise work keeps no intermediate."""
     activation_checkpointing: bool = False
     """Only each block's input is kept."""
+    fp8: bool = False
+    """Products in float8: less is kept for them, which is not counted."""
     reduce_bucket_size: int = 200_000_000
     """Elements of one gradient bucket of ZeRO-2; by default as in ds_configs/zero2_bf16.json."""
     overlap_comm: bool = True

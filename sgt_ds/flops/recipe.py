@@ -88,6 +88,7 @@ def layout_of_run(config: RunConfig, world_size: int, config_file: str | Path) -
         precision="fp32" if precision_of(deepspeed) == "fp32" else "bf16",
         compiled=config.training.compile,
         activation_checkpointing=config.training.activation_checkpointing,
+        fp8=config.training.fp8,
         reduce_bucket_size=elements,
         overlap_comm=zero.get("overlap_comm") is True,
     )

@@ -118,3 +118,5 @@ def _memory(memory: Memory, plan: Plan) -> Iterator[str]:
     unit, bytes_of_unit = ("GiB", 2**30) if memory.total >= 2**30 else ("MiB", 2**20)
     for name, size in memory.as_json().items():
         yield f"  {name:<12} {size / bytes_of_unit:>9.2f} {unit}"
+    if layout.fp8:
+        yield "  counted as in bf16: from a few thousand tokens a micro-batch on, float8 needs less"

@@ -5,6 +5,7 @@ state and entry.
 """
 
 from sgt_ds.model.entropy import entropy_of_weights, entropy_sums, last_row_entropy
+from sgt_ds.model.linear import float8_fault
 from sgt_ds.model.loops import LoopInputs, loop_inputs
 from sgt_ds.model.naming import from_llama_names, to_llama_names
 from sgt_ds.model.transformer import Output, Transformer
@@ -15,6 +16,7 @@ __all__ = [
     "Transformer",
     "entropy_of_weights",
     "entropy_sums",
+    "float8_fault",
     "from_llama_names",
     "last_row_entropy",
     "loop_inputs",

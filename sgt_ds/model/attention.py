@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgt_ds.model.documents import Documents, document_attention
+from sgt_ds.model.linear import linear
 from sgt_ds.model.norm import rms_norm
 from sgt_ds.model.rope import rotate
 
@@ -19,12 +20,14 @@ def attention(
     sin: Tensor,
     eps: float,
     documents: Documents | None,
+    fp8: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pre-norm, RoPE, causal attention and output projection of the heads whose weights are given.
 
     `x`: floating (sequences, positions, d); `norm`: (d,); `qkv`: (3, heads, head_size, d);
     `output`: (d, heads, head_size); tables as in `rotate`. Weights are cast to the dtype of `x`.
     `documents`: keeps each position's attention within its own document; None is one document.
+    `fp8`: both products in float8, as in `linear`.
     Returns what the sub-layer adds to the residual stream, shape of `x`, and its rotated queries
     and keys, each (sequences, heads, positions, head_size). Paper, eq. 1 and 2.
     """
@@ -32,9 +35,9 @@ def attention(
     _, heads, head_size, _ = qkv.shape
     normed = rms_norm(x, norm, eps)
     # One product for queries, keys and values of all the heads that are computed.
-    projected = F.linear(normed, qkv.to(x.dtype).view(3 * heads * head_size, width))
+    projected = linear(normed, qkv.to(x.dtype).view(3 * heads * head_size, width), fp8)
     mixed, query, key = mix(projected, heads, cos, sin, documents)
-    added = F.linear(mixed, output.to(x.dtype).view(width, heads * head_size))
+    added = linear(mixed, output.to(x.dtype).view(width, heads * head_size), fp8)
     return added, query, key
 
 

@@ -15,6 +15,7 @@ from sgt_ds.growth import is_narrow
 from sgt_ds.model.attention import attention
 from sgt_ds.model.documents import Documents
 from sgt_ds.model.entropy import entropy_sums, last_row_entropy
+from sgt_ds.model.linear import linear
 from sgt_ds.model.loops import LoopInputs
 from sgt_ds.model.narrow import narrow_loop
 from sgt_ds.model.norm import rms_norm
@@ -46,26 +47,28 @@ def block(
     loop: LoopInputs | None,
     measure: bool,
     documents: Documents | None = None,
+    fp8: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Apply one block: attention, its loops, the feed-forward network.
 
     `x`: floating (sequences, positions, d). `documents`: keeps attention, in the main pass and in
-    every loop, within each document; the tables are then by sequence too. Returns the new `x` and, with `measure`, the entropy
-    sums of the main pass, float64 (heads, 3) as in `entropy_sums`. DESIGN: H(0) = H + Attn(H),
+    every loop, within each document; the tables are then by sequence too. `fp8`: products
+    with weights in float8, but for passes in the heads' own space. Returns the new `x` and, with `measure`, the entropy sums of
+    the main pass, float64 (heads, 3) as in `entropy_sums`. DESIGN: H(0) = H + Attn(H),
     H(k) = H(k−1) + Σ over the looping heads of Attn_i(H(k−1)), then the FFN; a loop of scope
     `block` re-applies attention and FFN together. Paper, eq. 5 to 7.
     """
     norm, qkv, output = weights.attention_norm, weights.qkv, weights.output
-    added, query, key = attention(x, norm, qkv, output, cos, sin, eps, documents)
+    added, query, key = attention(x, norm, qkv, output, cos, sin, eps, documents, fp8)
     x = x + added
     sums = _entropy_sums(query, key, documents) if measure else None
     if loop is not None and loop.scope == "attention":
-        x = _attention_loop(x, weights, cos, sin, eps, loop, documents)
-    x = x + _feed_forward(x, weights, eps)
+        x = _attention_loop(x, weights, cos, sin, eps, loop, documents, fp8)
+    x = x + _feed_forward(x, weights, eps, fp8)
     if loop is not None and loop.scope == "block":
         for _ in range(loop.depth):
-            x = x + attention(x, norm, qkv, output, cos, sin, eps, documents)[0]
-            x = x + _feed_forward(x, weights, eps)
+            x = x + attention(x, norm, qkv, output, cos, sin, eps, documents, fp8)[0]
+            x = x + _feed_forward(x, weights, eps, fp8)
     return x, sums
 
 
@@ -84,6 +87,7 @@ def _attention_loop(
     eps: float,
     loop: LoopInputs,
     documents: Documents | None,
+    fp8: bool,
 ) -> Tensor:
     qkv, output = weights.qkv, weights.output
     if loop.heads is not None:
@@ -97,13 +101,13 @@ def _attention_loop(
         if loop.scale is not None:
             # A head's factor on its columns of W_o equals one on its output, and is far smaller.
             used = (output * loop.scale[index][:, None]).to(output.dtype)
-        x = x + attention(x, weights.attention_norm, qkv, used, cos, sin, eps, documents)[0]
+        x = x + attention(x, weights.attention_norm, qkv, used, cos, sin, eps, documents, fp8)[0]
     return x
 
 
-def _feed_forward(x: Tensor, weights: BlockWeights, eps: float) -> Tensor:
+def _feed_forward(x: Tensor, weights: BlockWeights, eps: float, fp8: bool) -> Tensor:
     normed = rms_norm(x, weights.mlp_norm, eps)
     gate_rows, up_rows = weights.gate_up.to(x.dtype).chunk(2)
     # Two products: after one, backward would have to lay both gradients side by side again.
-    gate, up = F.linear(normed, gate_rows), F.linear(normed, up_rows)
-    return F.linear(F.silu(gate) * up, weights.down.to(x.dtype))
+    gate, up = linear(normed, gate_rows, fp8), linear(normed, up_rows, fp8)
+    return linear(F.silu(gate) * up, weights.down.to(x.dtype), fp8)

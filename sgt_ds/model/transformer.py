@@ -88,6 +88,7 @@ class Transformer(nn.Module):
     `compile_blocks`: compile each kind of block, and the loss, with torch.compile; may be changed
     between two passes. Blocks that are told where documents start are compiled on CUDA only.
     `activation_checkpointing`: recompute each block in the backward pass.
+    `fp8`: the blocks' products with weights in float8; may be changed between two passes.
     """
 
     def __init__(
@@ -97,11 +98,13 @@ class Transformer(nn.Module):
         seed: int = 0,
         compile_blocks: bool = False,
         activation_checkpointing: bool = False,
+        fp8: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.compile_blocks = compile_blocks
         self.activation_checkpointing = activation_checkpointing
+        self.fp8 = fp8
         self.embedding = Weight(config.padded_vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = Weight(config.hidden_size)
@@ -140,7 +143,8 @@ class Transformer(nn.Module):
         entropies: list[Tensor] = []
         for layer, module in enumerate(self.blocks):
             weights = cast(Block, module).weights()
-            arguments = (x, weights, cos, sin, eps, loops.get(layer), measure, documents)
+            loop = loops.get(layer)
+            arguments = (x, weights, cos, sin, eps, loop, measure, documents, self.fp8)
             if self.activation_checkpointing and torch.is_grad_enabled():
                 # There is no dropout, so no random state to bring back; the entropies are those
                 # of the first run, what the second computes is dropped.

@@ -37,7 +37,8 @@ local rank. Units are base units, ratios lie in 0–1, layers and heads count fr
 - A run that has ended says so before its port closes: `sgt_run_state` is `completed`, `stopped` or
   `failed`. A run that hangs stays `running` while `sgt_rank_last_step_timestamp_seconds` ages.
 - `sgt_mfu_ratio` is there only on GPUs whose peak is known, `sgt_gpu_*` only on GPUs; utilisation,
-  power and energy need NVML (`pip install 'sgt-ds[nvml]'`).
+  power and energy need NVML (`pip install 'sgt-ds[nvml]'`). Under `training.fp8` as well the ratio is
+  to the bf16 peak; float8's own is twice that.
 - Parts of an update: `data` is the host's wait for the loader, `growth` its time in the growth
   controller, `validation` and `checkpoint` what they hold training up. `forward`, `backward`,
   `reduce` and `optimizer` are the device's time between CUDA events on a GPU, which are read once

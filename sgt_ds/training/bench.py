@@ -48,6 +48,8 @@ class Setting:
     rounds: int
     modes: Sequence[str]
     """`eager`, `compiled`, or both."""
+    fp8: bool = False
+    """The blocks' products in float8."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def bench_as_json(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
         "micro_batches": setting.micro_batches,
         "sequence_length": setting.sequence_length,
         "dtype": str(setting.dtype).removeprefix("torch."),
+        "fp8": setting.fp8,
         "device": torch.cuda.get_device_name(setting.device) if cuda else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -205,7 +208,9 @@ def _cases(setting: Setting) -> list[_Case]:
 
 
 def _stepper(setting: Setting) -> _Stepper:
-    model = Transformer(setting.model).to(device=setting.device, dtype=setting.dtype)
+    model = Transformer(setting.model, fp8=setting.fp8).to(
+        device=setting.device, dtype=setting.dtype
+    )
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     norms = [weight for weight in model.parameters() if weight.dim() == 1]
     optimizer = torch.optim.AdamW(

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from sgt_ds.config import RunConfig, RunLayout, prepare_run_directory, save_run_config
 from sgt_ds.data import Loader, check_data, open_token_set, validation_batches
+from sgt_ds.errors import UserError
 from sgt_ds.flops import FlopsCounter, earliest_outcome
 from sgt_ds.growth import (
     GrowthController,
@@ -20,7 +22,7 @@ from sgt_ds.growth import (
     resolve_growth,
     settled_growth,
 )
-from sgt_ds.model import Transformer
+from sgt_ds.model import Transformer, float8_fault
 from sgt_ds.telemetry import peak_flops
 from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, build_engine
@@ -49,6 +51,8 @@ def run(
     Raises: UserError, Diverged, StateMismatch.
     """
     check_data(config.data, config.model, config.evaluation)
+    if config.training.fp8:
+        check_float8(ranks, config_file)
     with ExitStack() as held:
         ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
         config = prepare(config, ranks, resuming=resuming)
@@ -79,6 +83,16 @@ def prepare(config: RunConfig, ranks: Ranks, *, resuming: bool) -> RunConfig:
     return settled
 
 
+def check_float8(ranks: Ranks, config_file: str) -> None:
+    """Collective. Raises: UserError, on all ranks, where the device of one has no float8."""
+    faults: list[str | None] = [None] * ranks.world_size
+    dist.all_gather_object(faults, float8_fault(ranks.device), group=ranks.host_group)
+    for rank, fault in enumerate(faults):
+        if fault is not None:
+            mend = f"rank {rank} is on {fault}; take other GPUs, or set it to false"
+            raise UserError(config_file, "training.fp8", mend, everywhere=True)
+
+
 def build_trainer(
     config: RunConfig, ranks: Ranks, config_file: str, heartbeat: Heartbeat
 ) -> Trainer:
@@ -93,6 +107,7 @@ def build_trainer(
         seed=training.seed,
         compile_blocks=training.compile,
         activation_checkpointing=training.activation_checkpointing,
+        fp8=training.fp8,
     )
     # Once saved, a run needs its start no more.
     if config.init is not None and not any(layout.checkpoints.glob("step-*")):

@@ -72,7 +72,7 @@ class Evaluation:
                 dist.all_reduce(values, group=self._ranks.host_group)
             return values
 
-        with _uncompiled(self._model):
+        with _as_exported(self._model):
             if self._suite is not None:
                 results = self._suite.results(whole(self._suite.score, logits))
                 scores |= {result.task: _scores_of(result) for result in results}
@@ -163,12 +163,16 @@ def _scores_of(result: TaskResult) -> dict[str, float]:
 
 
 @contextmanager
-def _uncompiled(model: Any) -> Iterator[None]:
-    """Blocks run as they are: each length would be a graph of its own, and crowd out training's."""
-    compiled = model.compile_blocks
-    model.compile_blocks = False
+def _as_exported(model: Any) -> Iterator[None]:
+    """Blocks run as they are: each length would be a graph of its own, and crowd out training's.
+
+    Nor in float8: an export has none, and one factor for a whole batch would let a score depend on
+    what else is in it.
+    """
+    as_trained = model.compile_blocks, model.fp8
+    model.compile_blocks = model.fp8 = False
     try:
         with torch.no_grad():
             yield
     finally:
-        model.compile_blocks = compiled
+        model.compile_blocks, model.fp8 = as_trained
