@@ -154,7 +154,10 @@ def test_a_product_of_a_block_or_of_a_loop_is_not_in_float8(name: str, checkpoin
     # space are small, build on each other, and stay in bf16.
     forward, narrow = 5 * CONFIG.num_layers, 0
     for own in passes.values():
-        if is_narrow(own.depth, own.head_count(CONFIG.num_heads), CONFIG.num_heads):
+        heads, scaled = own.head_count(CONFIG.num_heads), own.scale is not None
+        if own.scope == "attention" and is_narrow(
+            own.depth, heads, CONFIG.num_heads, scaled=scaled
+        ):
             narrow += own.depth + 2
         else:
             forward += own.depth * (5 if own.scope == "block" else 2)

@@ -70,12 +70,13 @@ def done_in_fewer(model: ModelConfig, passes: Mapping[int, Passes]) -> int:
     width, fewer = model.hidden_size, 0
     for run in passes.values():
         heads = run.head_count(model.num_heads)
-        if run.scope == "block" or run.depth == 1 or 2 * heads > model.num_heads:
+        once = run.depth == 1 and run.scale is None
+        if run.scope == "block" or once or 2 * heads > model.num_heads:
             continue
         own = heads * model.head_size
         done = 5 * own * width + 4 * (run.depth - 1) * own**2
         fewer += SEQUENCES * POSITIONS * 6 * (4 * run.depth * own * width - done)
-        fewer -= 6 * 4 * own**2 * width
+        fewer -= 6 * 4 * own**2 * width if run.depth > 1 else 0
     return fewer
 
 
@@ -90,6 +91,7 @@ def grown(model: ModelConfig) -> dict[str, dict[int, Passes]]:
         },
         "most heads, twice": {last: Passes(2, "attention", tuple(range(1, heads)), None)},
         "entering with decay: all heads": {last: Passes(1, "attention", None, falling)},
+        "entering with a ramp, first": {2: Passes(1, "attention", (0, 1), ((0.25, 0.25),))},
         "entering with a ramp": {2: Passes(2, "attention", (0, 1), ((1.0, 1.0), (0.25, 0.25)))},
         "whole block, twice": {1: Passes(2, "block", None, None)},
     }

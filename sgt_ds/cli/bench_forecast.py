@@ -86,7 +86,7 @@ def register(group: Subparsers[Parser]) -> None:
     )
     parser.add_argument(
         "--bucket-elements",
-        type=whole_number(1),
+        type=whole_number(10**6),
         metavar="E",
         help="reduce_bucket_size of the forecast runs (default: as measured)",
     )
@@ -104,6 +104,7 @@ def forecast(options: argparse.Namespace) -> None:
             None,
             f"is no output of `sgt-ds bench train --json` ({type(error).__name__}: {error}); {MEND}",
         ) from None
+    bucket = options.bucket_elements or document["setting"]["bucket_elements"]
     if options.json:
         print_json(
             {
@@ -112,6 +113,7 @@ def forecast(options: argparse.Namespace) -> None:
                     "link_ratio": options.link_ratio,
                     "hop_microseconds": options.hop_microseconds,
                     "gpus_per_host": per_host,
+                    "bucket_elements": bucket,
                 },
                 "variants": {
                     variant: {"checks": checks, "rows": [row.as_json() for row in rows]}
@@ -129,10 +131,13 @@ def forecast(options: argparse.Namespace) -> None:
                 f"{100 * worst:.0f}%; measure again on an idle machine before you rely on this",
                 file=sys.stderr,
             )
+    left_out = "no rank is late, no other job is on the network"
+    if bucket < document["setting"]["bucket_elements"]:
+        left_out += ", and more buckets cost the cards nothing"
     print(
         f"FORECAST, not measured: {per_host} GPUs a host, collectives reach "
-        f"{100 * options.link_ratio:g}% of a link, {options.hop_microseconds:g} µs a hop; "
-        "no rank is late, no other job is on the network"
+        f"{100 * options.link_ratio:g}% of a link, {options.hop_microseconds:g} µs a hop, buckets of "
+        f"{bucket / 1e6:g} M elements; {left_out}"
     )
 
 

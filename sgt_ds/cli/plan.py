@@ -213,7 +213,7 @@ def _check_said_once(options: argparse.Namespace) -> None:
         for key, flag in given.items():
             shape = key == "preset" and name.partition(".")[0] == "model"
             if shape or f"{key}.".startswith(f"{name}."):
-                mend = f"stands beside {override}, which says it too; give one of them"
+                mend = f"stands beside {override}, which sets the same key; give one of them"
                 no = "no-" if getattr(options, flag) is False else ""
                 raise UserError(HERE, f"--{no}{flag.replace('_', '-')}", mend)
 

@@ -156,7 +156,8 @@ def _block(model: ModelConfig, size: int, compiled: bool, own: Passes | None) ->
     if own is None:
         return kept
     heads = own.head_count(model.num_heads)
-    if own.scope == "attention" and is_narrow(own.depth, heads, model.num_heads):
+    scaled = own.scale is not None
+    if own.scope == "attention" and is_narrow(own.depth, heads, model.num_heads, scaled=scaled):
         return kept + _narrow_loop(model, size, compiled, own.depth, heads)
     again = _attention(model, size, compiled, heads)
     if own.scope == "block":

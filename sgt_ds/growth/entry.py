@@ -31,13 +31,15 @@ class Passes:
         return num_heads if self.heads is None else len(self.heads)
 
 
-def is_narrow(depth: int, heads: int, num_heads: int) -> bool:
+def is_narrow(depth: int, heads: int, num_heads: int, *, scaled: bool) -> bool:
     """Whether `depth` passes of attention over `heads` heads are computed in the heads' own space.
 
     With c = heads × head size, passes one by one cost 4·depth·c·d multiplications a token, there it
-    is 5·c·d + 4·(depth − 1)·c²: fewer wherever half of the heads or fewer loop more than once.
+    is 5·c·d + 4·(depth − 1)·c²: fewer wherever half of the heads or fewer loop more than once. A
+    single pass with factors (`scaled`) is computed there too, so that a second one whose factor is
+    still 0 changes no bit.
     """
-    return depth > 1 and 2 * heads <= num_heads
+    return (depth > 1 or scaled) and 2 * heads <= num_heads
 
 
 def passes_at(

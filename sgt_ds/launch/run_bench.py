@@ -272,13 +272,19 @@ def _figures(
         step_seconds_range=(seconds[0], seconds[-1]),
         tokens_per_second_per_rank=statistics.median(speeds) / ranks,
         flops_per_token=main["sgt_flops_per_token", ()],
-        mfu_ratio=main.get(("sgt_mfu_ratio", ())),
+        mfu_ratio=_median_mfu(main, statistics.median(speeds)),
         rank_spread_ratio=max(means) / min(means) - 1,
         parts={part: value / spent for part, value in sorted(parts.items())},
         growth_collective_seconds=statistics.fmean(collectives) / counts[0],
         checkpoint_seconds=main.get(("sgt_checkpoint_duration_seconds", ()), 0.0),
         peak_memory_bytes=max(peaks, default=None),
     )
+
+
+def _median_mfu(main: Series, tokens_per_second: float) -> float | None:
+    """MFU at that speed: what an exporter says of its last interval, carried over. None without a GPU."""
+    last = main.get(("sgt_mfu_ratio", ()))
+    return None if last is None else last * tokens_per_second / main["sgt_tokens_per_second", ()]
 
 
 class _Scraper:

@@ -93,15 +93,16 @@ def _attention_loop(
     if loop.heads is not None:
         # Once for all passes: forward copies a few rows, backward scatters one sum of gradients.
         qkv, output = qkv.index_select(1, loop.heads), output.index_select(1, loop.heads)
-    if is_narrow(loop.depth, output.shape[1], weights.output.shape[1]):
-        norm, scale = weights.attention_norm, loop.scale
+    norm, scale = weights.attention_norm, loop.scale
+    heads, of_all = output.shape[1], weights.output.shape[1]
+    if is_narrow(loop.depth, heads, of_all, scaled=scale is not None):
         return narrow_loop(x, norm, qkv, output, cos, sin, eps, loop.depth, scale, documents)
     for index in range(loop.depth):
         used = output
-        if loop.scale is not None:
+        if scale is not None:
             # A head's factor on its columns of W_o equals one on its output, and is far smaller.
-            used = (output * loop.scale[index][:, None]).to(output.dtype)
-        x = x + attention(x, weights.attention_norm, qkv, used, cos, sin, eps, documents, fp8)[0]
+            used = (output * scale[index][:, None]).to(output.dtype)
+        x = x + attention(x, norm, qkv, used, cos, sin, eps, documents, fp8)[0]
     return x
 
 

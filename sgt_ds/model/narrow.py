@@ -32,7 +32,7 @@ def narrow_loop(
     H(k) is its product with P and its square, and both follow from m(k) alone:
     P·H(k) = P·H(k−1) + (P·O)·m(k), |H(k)|² = |H(k−1)|² + m(k)·(2·Oᵀ·H(k−1) + (Oᵀ·O)·m(k)).
     So the residual stream, many times wider than the heads, is read once and written once for all
-    passes. Sums in at least float32. DESIGN: H(k); paper, eq. 5 to 7.
+    passes. As exact as pass by pass but where a pass takes nine tenths of the stream away, or more. Sums in at least float32. DESIGN: H(k); paper, eq. 5 to 7.
     """
     width, precise = x.shape[-1], torch.promote_types(x.dtype, torch.float32)
     _, heads, head_size, _ = qkv.shape
@@ -41,8 +41,9 @@ def narrow_loop(
     rows = (qkv * norm).to(x.dtype).view(3 * computed, width)
     readers = torch.cat((rows, columns.t()))
     # What each reader sees of each head's output: (4 × computed, computed).
-    seen_of_heads = F.linear(readers, columns.t())
+    seen_of_heads = F.linear(readers, columns.t()) if depth > 1 else None
     seen = F.linear(x, readers)
+    least = torch.finfo(x.dtype).eps / 8
     # Of the norm, and not of the float32 copy, backward keeps no more than `x`.
     square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise).square()
     total = torch.zeros((), dtype=precise, device=x.device)
@@ -52,10 +53,12 @@ def narrow_loop(
         if scale is not None:
             mixed = mixed * scale[index].to(x.dtype).repeat_interleave(head_size)
         total = total + mixed
-        if index + 1 == depth:
+        if seen_of_heads is None or index + 1 == depth:
             break
         moved = F.linear(mixed, seen_of_heads)
         own, added = (each[..., 3 * computed :].to(precise) for each in (seen, moved))
-        square = square + (mixed * (2 * own + added)).sum(-1, keepdim=True)
+        changed = square + (mixed * (2 * own + added)).sum(-1, keepdim=True)
+        # Where heads take nearly all of the stream away, what is left is less than the rounding of it.
+        square = torch.maximum(changed, least * square)
         seen = seen + moved
     return x + F.linear(total.to(x.dtype), columns)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
+from sgt_ds.files import lock_is_held
 from sgt_ds.growth import DecisionLine, Header, Line, Measurement, State, build_policy, read_journal
 from sgt_ds.progress import duration
 from sgt_ds.report.access import Access, NoAnswer, access_of_run
@@ -81,9 +82,7 @@ class DirectorySource:
         return RunView(
             name=self._name,
             method=header.method if header else "",
-            state=self._news()
-            if back == math.inf
-            else f"rolled back to step {back:,}, not resumed",
+            state=self._news() if back == math.inf else self._after_rollback(back),
             step=last.get("step", shown),
             steps=header.values.get("steps") if header else None,
             phase=last.get("phase"),
@@ -150,6 +149,11 @@ class DirectorySource:
             elif line.step <= until:
                 measured.append(line)
         return header, measured, state
+
+    def _after_rollback(self, step: float) -> str:
+        locks = (self._layout.supervisor_lock, self._layout.training_lock)
+        starting = any(lock_is_held(lock) for lock in locks)
+        return f"rolled back to step {step:,}, {'starting again' if starting else 'not resumed'}"
 
     def _rolled_back_to(self) -> float:
         """The step from which the run resumes, where it has written nothing since a rollback.

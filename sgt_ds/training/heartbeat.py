@@ -64,7 +64,7 @@ class Heartbeat:
         self._stuck_seconds = self._waits_until = 0.0
         self._born = 0.0  # by the file system's clock
         self._asked = False
-        self._over = threading.Event()
+        self._over, self._signed_off = threading.Event(), False
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -85,18 +85,22 @@ class Heartbeat:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # First: a beat in between must not blame this rank for its peer.
+        self._blames_peer = isinstance(error, (LostPeer, NotMet))
         if error is None:
             gone = self._minders.launcher_ended
             self._end = heartbeats.LAUNCHER_GONE if gone else heartbeats.DONE
         else:
             self._end = " ".join(f"{error}".split())[:300] or repr(error)
-        self._blames_peer = isinstance(error, (LostPeer, NotMet))
         self._over.set()
         self._sigterm.wake()
         # The thread has the last word, since a disk may never answer: nobody waits for it longer
         # than for any other sign of life.
         self._thread.join(timeout=self._limits.hang_seconds)
         self._sigterm.release()
+        if not (self._signed_off or self._thread.is_alive()):  # a fault of its own has ended it
+            with suppress(OSError):
+                self._write()
 
     @property
     def launcher_lost(self) -> bool:
@@ -172,6 +176,7 @@ class Heartbeat:
             if self._over.is_set():
                 with suppress(OSError):
                     self._write()
+                self._signed_off = True
                 return
             now = time.monotonic()
             # While this process or its whole machine was stopped, nobody else waited for it either.
