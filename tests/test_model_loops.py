@@ -157,19 +157,22 @@ def test_a_ramp_at_its_first_step_changes_a_logit() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_heads_that_take_the_stream_away_leave_nan(dtype: torch.dtype) -> None:
-    """One position whose two heads give −share of the stream: its square is lost in rounding."""
-    width, heads, size = 32, 2, 16
-    for share in (0.97, 0.99, 1.0):
-        stream = torch.randn(1, 1, width, generator=torch.Generator().manual_seed(0))
-        normed = stream * torch.rsqrt(stream.square().mean() + 1e-6)
-        values = torch.linalg.pinv(normed[0]) @ torch.ones(1, heads * size)  # of each, 1
-        qkv = torch.zeros(3, heads, size, width)
-        qkv[2] = values.t().view(heads, size, width)
-        output = -share * stream[0, 0, :, None, None].expand(width, heads, size) / width
+@pytest.mark.parametrize("seed", range(4))
+def test_a_head_that_takes_the_stream_away_leaves_nan(seed: int, dtype: torch.dtype) -> None:
+    """One position, whose only head gives −share of the stream: its square is lost in rounding."""
+    width, size = 64, 16
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.linalg.qr(torch.randn(width, width, generator=generator)).Q[:, :size]
+    coordinates = torch.randn(2, 1, size, generator=generator)
+    # RMS of the stream: 1, 100; what is left of it then is beside ε, or far above.
+    for share, scale in ((0.99, 1.0), (1.0, 1.0), (100.0, 100.0)):
+        stream = coordinates @ basis.t()
+        stream = stream * (scale / stream.square().mean(-1, keepdim=True).sqrt())
+        qkv = torch.zeros(3, 1, size, width)
+        qkv[2, 0] = basis.t()
+        output = -share * basis[:, None]
         x, norm, qkv, output = (
-            part.to(dtype).detach().requires_grad_()
-            for part in (stream, torch.ones(width), qkv, output)
+            part.to(dtype).requires_grad_() for part in (stream, torch.ones(width), qkv, output)
         )
         tables = rotary_tables(size, 10000.0, 1)
         left = narrow_loop(x, norm, qkv, output, *tables, 1e-6, 3, None, None)
