@@ -31,7 +31,7 @@ LINK_RATIO, HOP_MICROSECONDS = 0.85, 10.0
 BYTES_PER_GIGABIT = 1e9 / 8
 # Of a point that was measured: what the model says of others is worth no more.
 LARGE_ERROR = 0.1
-MEND = "give what that command printed with --num-gpus 1 2 or more"
+MEND = "give what `sgt-ds bench scaling RUN.yaml --gpus 1,2 --json` printed"
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -39,11 +39,16 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "forecast",
-        "Forecast step times on several hosts from what `bench train --json` measured on one.",
+        "Forecast step times on several hosts from what `bench scaling --json` measured on one.",
         "sgt-ds bench forecast points.json --hosts 2 4 8 --gpus-per-host 8 --link 200 400",
         forecast,
     )
-    parser.add_argument("points", type=Path, metavar="POINTS.json", help="of bench train --json")
+    parser.add_argument(
+        "points",
+        type=Path,
+        metavar="POINTS.json",
+        help="of bench scaling --json or bench train --json",
+    )
     parser.add_argument(
         "--hosts",
         nargs="+",
@@ -102,7 +107,7 @@ def forecast(options: argparse.Namespace) -> None:
         raise UserError(
             options.points,
             None,
-            f"is no output of `sgt-ds bench train --json` ({type(error).__name__}: {error}); {MEND}",
+            f"is no measurement of runs ({type(error).__name__}: {error}); {MEND}",
         ) from None
     bucket = options.bucket_elements or document["setting"]["bucket_elements"]
     if options.json:
@@ -191,7 +196,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(
             path,
             None,
-            f"is no output of `sgt-ds bench scaling --json` or `bench train --json`; {MEND}",
+            f"is no measurement of runs; {MEND}, or `bench train --json`",
         )
     for field, number in _numbers(document):
         if not math.isfinite(number):

@@ -14,6 +14,7 @@ from sgt_ds.cli.frame import (
     add_command,
     chosen_device,
     print_json,
+    warn,
     whole_number,
 )
 from sgt_ds.config import PRESETS, Entry, GrowthConfig, float8_faults, growth_faults
@@ -126,6 +127,8 @@ def _check_float8(setting: Setting) -> None:
         raise UserError("--seq-len", None, fault)  # the presets' own sizes are multiples
     if lacking := float8_fault(setting.device):
         raise UserError("--fp8", None, f"there is {lacking}; leave it out")
+    if setting.device.type == "cpu":
+        warn("bench step", ["--fp8: a CPU imitates float8, many times slower than bf16"])
 
 
 def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:

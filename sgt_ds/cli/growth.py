@@ -236,7 +236,9 @@ def diff(options: argparse.Namespace) -> None:
 def freeze(options: argparse.Namespace) -> None:
     """Leave the request."""
     from sgt_ds.growth import request_freeze
+    from sgt_ds.launch import check_not_complete
 
+    check_not_complete(options.run, "to freeze")
     request = request_freeze(options.run)
     print(
         f"asked {options.run} to freeze its growth; remove {request} to withdraw it before the run "

@@ -93,8 +93,8 @@ def resolve_deepspeed(
         raise UserError(
             path,
             "bf16.enabled",
-            f"must be true under training.fp8, which {config_file} asks for; set it, or take "
-            "ds_configs/zero2_bf16.json, or training.fp8=false",
+            "must be true for training.fp8; set it, or take ds_configs/zero2_bf16.json (on a CPU "
+            "zero2_bf16_cpu.json), or training.fp8=false",
         )
     accumulation = accumulation_steps(config, world_size, config_file)
     training, optimizer = config.training, config.optimizer
@@ -157,7 +157,7 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
         mend = (
             f"set training.micro_batch_size to one of {per_rank[-8:]}"
             if per_rank
-            else f"use a number of ranks that divides {batch}"
+            else f"use at most {batch} ranks"
         )
         # A host more or less: the numbers of ranks nearest to this one that the batch can take.
         fitting = [ranks for ranks in range(1, batch // micro + 1) if batch % (micro * ranks) == 0]

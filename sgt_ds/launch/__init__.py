@@ -45,7 +45,7 @@ from sgt_ds.launch.run_bench import (
     variant,
     with_ratios,
 )
-from sgt_ds.launch.stop import stop
+from sgt_ds.launch.stop import check_not_complete, stop
 from sgt_ds.launch.supervisor import Launch, check_unattended, supervise
 from sgt_ds.launch.watch import launch_name
 
@@ -75,6 +75,7 @@ __all__ = [
     "check_compiler",
     "check_launch",
     "check_model",
+    "check_not_complete",
     "check_unattended",
     "deepspeed_command",
     "ending_on_sigterm",

@@ -29,7 +29,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         raise UserError(run_dir, None, f"{fault}; give the `run_dir` of its YAML")
     record = read_record(run_dir)
     if record is None:
-        _check_complete(run_dir)
+        check_not_complete(run_dir, "to stop")
     if record is None or (not (attended := _supervisor_lives(record)) and not _count(record)):
         raise UserError(
             run_dir,
@@ -65,8 +65,11 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
     )
 
 
-def _check_complete(run_dir: Path) -> None:
-    """Raises: UserError where the run has nothing left to do, and nobody trains it."""
+def check_not_complete(run_dir: Path, nothing: str) -> None:
+    """Raises: UserError where the run has nothing left to do, and nobody trains it.
+
+    `nothing`: what there is not to do about it, as "to stop".
+    """
     layout = RunLayout(run_dir)
     try:
         steps = load_run_config(layout.config).training.steps
@@ -74,7 +77,7 @@ def _check_complete(run_dir: Path) -> None:
         return
     if newest_step(layout) >= steps and not lock_is_held(layout.training_lock):
         raise UserError(
-            run_dir, None, f"is complete at step {steps:,} of {steps:,}; there is nothing to stop"
+            run_dir, None, f"is complete at step {steps:,} of {steps:,}; there is nothing {nothing}"
         )
 
 

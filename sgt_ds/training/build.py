@@ -136,6 +136,7 @@ def build_trainer(
         exhausted=data.exhausted,
         cache_dir=data.cache_dir,
     )
+    _say_that_float8_is_slow(config, ranks)
     _say_what_data_imply(config, loader, ranks)
     journal = (
         Journal.open_or_create(layout.journal, journal_header(config, settled))
@@ -192,6 +193,11 @@ def build_trainer(
         parts=parts,
         compiled=compiled,
     )
+
+
+def _say_that_float8_is_slow(config: RunConfig, ranks: Ranks) -> None:
+    if config.training.fp8 and ranks.device.type == "cpu":
+        log.warning("training.fp8: a CPU imitates float8, many times slower than bf16; for tests")
 
 
 def _say_what_data_imply(config: RunConfig, loader: Loader, ranks: Ranks) -> None:

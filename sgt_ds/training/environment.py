@@ -68,6 +68,7 @@ def _start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> d
         "host": socket.gethostname(),
         "device": torch.cuda.get_device_name(ranks.device) if on_gpu else _processor(),
         "deepspeed_config": str(config.deepspeed),
+        "fp8": config.training.fp8,
         "software": {
             "sgt-ds": __version__,
             "python": platform.python_version(),

@@ -108,6 +108,8 @@ def environment(run: RunHistory) -> Markup:
         ("micro-batch", str(values.get("micro_batch_size", UNKNOWN))),
         ("DeepSpeed file", str(values.get("deepspeed_config", UNKNOWN))),
     ]
+    if values.get("fp8"):
+        rows.append(("products of blocks", "float8"))
     if isinstance(software, dict):
         rows += [(str(name), str(found)) for name, found in software.items()]
     if run.header is not None:
