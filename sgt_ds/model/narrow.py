@@ -32,7 +32,8 @@ def narrow_loop(
     H(k) is its product with P and its square, and both follow from m(k) alone:
     P·H(k) = P·H(k−1) + (P·O)·m(k), |H(k)|² = |H(k−1)|² + m(k)·(2·Oᵀ·H(k−1) + (Oᵀ·O)·m(k)).
     So the residual stream, many times wider than the heads, is read once and written once for all
-    passes. As exact as pass by pass but where a pass takes nine tenths of the stream away, or more. Sums in at least float32. DESIGN: H(k); paper, eq. 5 to 7.
+    passes. As exact as pass by pass, but where a pass takes nine tenths of the stream away or more.
+    The square and what the heads give add up in at least float32. DESIGN: H(k); paper, eq. 5 to 7.
     """
     width, precise = x.shape[-1], torch.promote_types(x.dtype, torch.float32)
     _, heads, head_size, _ = qkv.shape
