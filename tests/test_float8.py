@@ -386,7 +386,7 @@ def test_float8_beside_fp32_weights_is_found_out_by_the_ranks(
     run = write_run(tmp_path / "run.yaml", data)
     assert train.main([str(run), f"deepspeed={runs.CPU_FP32}"]) == 2
     (told,) = capsys.readouterr().err.splitlines()
-    mend = f"must be true under training.fp8, which {run} asks for; set it, or take"
+    mend = "must be true for training.fp8; set it, or take ds_configs/zero2_bf16.json"
     assert told.startswith(f"sgt-ds train: {runs.CPU_FP32}: bf16.enabled: {mend}")
 
 
