@@ -97,6 +97,47 @@ def test_a_link_is_told_faster_than_it_carries() -> None:
     assert link.latency_seconds == 30e-6
 
 
+def test_another_bucket_changes_no_forecast_or_goes_unsaid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [made_point(ranks) for ranks in (1, 2)]
+    runs = [
+        {
+            "variant": "vanilla",
+            "ranks": point.ranks,
+            "global_batch_size": 64 * point.ranks,
+            "step_seconds": point.step_seconds,
+            "parts": {name: own / point.step_seconds for name, own in point.parts.items()},
+            "growth_collective_seconds": point.growth_seconds,
+        }
+        for point in points
+    ]
+    setting = {
+        "parameters": 10**9,
+        "sequence_length": 4096,
+        "micro_batch_size": 8,
+        "precision": "bf16",
+        "bucket_elements": 10**8,
+        "overlaps": True,
+        "all_reduces": True,
+    }
+    inside = {"all_reduce": {"small": 20e-6, "large": 2.02e-3}, "large_bytes": 2 * 10**8}
+    file = tmp_path / "points.json"
+    file.write_text(json.dumps({"setting": setting, "runs": runs, "collectives": {"2": inside}}))
+    command = ["bench", "forecast", str(file), "--hosts", "2", "--link", "800", "--json"]
+    told = []
+    for flags in ([], ["--bucket-elements", "20000000"]):
+        assert main([*command, *flags]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert [each["assumed"]["bucket_elements"] for each in told] == [10**8, 2 * 10**7]
+    measured, smaller = (each["variants"]["vanilla"] for each in told)
+    assert measured["checks"] == smaller["checks"]
+    # Of eight micro-batches the last bucket, which nothing hides: a fifth of it is left.
+    reduced = [each["rows"][0]["parts"]["reduce"] for each in (measured, smaller)]
+    carried = 8 * 2 * 3 / 4 * 2 * 10**8 / (100e9 * 0.85)
+    assert reduced[0] - reduced[1] == pytest.approx(carried * 4 / 5)
+
+
 @pytest.mark.parametrize(
     "document",
     [

@@ -95,7 +95,7 @@ def train(options: argparse.Namespace) -> int:
 
     from sgt_ds.config import RunLayout, load_run_config
     from sgt_ds.data import check_data
-    from sgt_ds.evaluation import check_evaluation, named_tasks
+    from sgt_ds.evaluation import check_evaluation
     from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method, settled_growth
     from sgt_ds.launch import Launch, check_launch, fork_step, supervise
@@ -109,11 +109,10 @@ def train(options: argparse.Namespace) -> int:
             overrides.append(f"deepspeed={options.deepspeed_config}")
         config = load_run_config(options.run, overrides)
         check_method(config.method, name)
-        named_tasks(config.evaluation, name)
+        check_evaluation(config.evaluation, name)
         target = _target(options)
         check_launch(config, name, target)
         check_data(config.data, config.model, config.evaluation)
-        check_evaluation(config.evaluation, name)
         settled_growth(config, RunLayout(config.run_dir).journal)
         if first and not target.node_rank:
             warn("train", run_warnings(config, fork_step(config)))

@@ -157,7 +157,7 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
         mend = (
             f"set training.micro_batch_size to one of {per_rank[-8:]}"
             if per_rank
-            else f"use at most {batch} ranks"
+            else f"give a number of ranks that divides {batch}, and a micro_batch_size to go with it"
         )
         # A host more or less: the numbers of ranks nearest to this one that the batch can take.
         fitting = [ranks for ranks in range(1, batch // micro + 1) if batch % (micro * ranks) == 0]
