@@ -14,6 +14,8 @@ import runs
 from sgt_ds.checkpoints import list_checkpoints, newest_good, verify
 from sgt_ds.cli import main
 from sgt_ds.config import RunLayout
+from sgt_ds.report import read_history
+from sgt_ds.training import rollback
 from sgt_ds.training.run_directory import only_trainer
 
 pytestmark = pytest.mark.launcher
@@ -21,6 +23,10 @@ pytestmark = pytest.mark.launcher
 
 def steps(folder: Path) -> list[int]:
     return sorted(info.step for info in list_checkpoints(folder / "checkpoints"))
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def roll_back(capsys: pytest.CaptureFixture[str], run: Path, *arguments: str) -> tuple[int, str]:
@@ -33,7 +39,7 @@ def roll_back(capsys: pytest.CaptureFixture[str], run: Path, *arguments: str) ->
 
 
 def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = runs.write_data(tmp_path / "data")
     file = runs.write_run(tmp_path / "run.yaml", data, checkpoint={"every": 6, "keep_last": 9})
@@ -59,6 +65,11 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     ]
     assert (aside / "growth.jsonl").read_bytes() == journal
     assert (aside / "metrics.jsonl").read_bytes() == metrics
+    # What shows a run shows where it goes on, and its past beside it.
+    assert journal.startswith(layout.journal.read_bytes())
+    assert metrics.startswith(layout.metrics.read_bytes())
+    assert (runs.last_step(run), read_history(run).last_step) == (12, 12)
+    assert [line.decision.step for line in read_history(run).decisions][-1] <= 12
     assert "nothing is left to set aside" in roll_back(capsys, run, "--to", "13")[1]
     assert [folder.name for folder in layout.set_aside.iterdir()] == ["001"]
 
@@ -87,9 +98,15 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     assert next(step for step in losses if again[step] != losses[step]) == 15
     runs.check_replay(run)
 
-    # Back once more, with growth let go: the run that it was at first, to the last bit.
+    # Back once more, with growth let go: the run that it was at first, to the last bit. That
+    # rollback was killed when it had set all aside.
     layout.freeze_request.unlink()
+    with monkeypatch.context() as killed:
+        killed.setattr(rollback, "_cut_back", interrupted)
+        assert roll_back(capsys, run, "--to", "12")[0] == 130
+    assert runs.last_step(run) == 20
     assert roll_back(capsys, run, "--to", "12")[0] == 0
+    assert runs.last_step(run) == 12
     assert steps(layout.set_aside / "002") == [18, 20]
     runs.run_to_end(runs.single(file))
     assert runs.losses(run) == losses

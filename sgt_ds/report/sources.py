@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
-from sgt_ds.files import lock_is_held
-from sgt_ds.growth import DecisionLine, Header, Line, Measurement, State, build_policy, read_journal
+from sgt_ds.growth import DecisionLine, Header, Measurement, State, build_policy, read_journal
 from sgt_ds.progress import duration
 from sgt_ds.report.access import Access, NoAnswer, access_of_run
 from sgt_ds.report.ranks import Ranks
@@ -60,7 +59,7 @@ class DirectorySource:
         self._name = run_dir.resolve().name
         self._offset = 0
         self._rows: list[dict[str, Any]] = []
-        self._journal: tuple[Header | None, list[Line]] = (None, [])
+        self._journal: tuple[Header | None, list[Measurement], State | None] = (None, [], None)
         self._read_again = 0.0
         self._ranks = Ranks(self._targets, *access_of_run(access, run_dir))
 
@@ -71,18 +70,16 @@ class DirectorySource:
             raise UserError(self._layout.run_dir, None, mend)
         self._read_rows()
         self._read_journal()
-        back = self._rolled_back_to()
-        header, measured, state = self._grown(back)
-        rows = [row for row in self._rows if row["step"] <= back]
-        trained = [row for row in rows if "loss" in row]
+        header, measured, state = self._journal
+        trained = [row for row in self._rows if "loss" in row]
         last = trained[-1] if trained else {}
-        validated = [row for row in rows if "validation_loss" in row]
+        validated = [row for row in self._rows if "validation_loss" in row]
         shown = measured[-1].step if measured else 0
         known, ranks = self._ranks.read()
         return RunView(
             name=self._name,
             method=header.method if header else "",
-            state=self._news() if back == math.inf else self._after_rollback(back),
+            state=self._news(),
             step=last.get("step", shown),
             steps=header.values.get("steps") if header else None,
             phase=last.get("phase"),
@@ -131,45 +128,18 @@ class DirectorySource:
         if begun < self._read_again or not self._layout.journal.exists():
             return
         header, lines = read_journal(self._layout.journal, live=True)
-        self._journal = (header, list(lines))
-        ended = time.monotonic()
-        self._read_again = ended + (ended - begun) / READING_SHARE
-
-    def _grown(self, until: float) -> tuple[Header | None, list[Measurement], State | None]:
-        """What the journal tells up to a step: its header, what was measured, and what loops."""
-        header, lines = self._journal
         measured: list[Measurement] = []
         state = None
         if header is not None:
             state = build_policy(header.method, header.growth, header.model).initial_state()
         for line in lines:
             if isinstance(line, DecisionLine):
-                if line.decision.step <= until:
-                    state = line.decision.after
-            elif line.step <= until:
+                state = line.decision.after
+            else:
                 measured.append(line)
-        return header, measured, state
-
-    def _after_rollback(self, step: float) -> str:
-        locks = (self._layout.supervisor_lock, self._layout.training_lock)
-        starting = any(lock_is_held(lock) for lock in locks)
-        return f"rolled back to step {step:,}, {'starting again' if starting else 'not resumed'}"
-
-    def _rolled_back_to(self) -> float:
-        """The step from which the run resumes, where it has written nothing since a rollback.
-
-        Metrics and journal keep what came later until then. Infinite where there was none.
-        """
-        layout = self._layout
-        asides = _numbered(layout.set_aside, "")
-        kept = _numbered(layout.checkpoints, "step-")
-        if not asides or not kept:
-            return math.inf
-        aside = RunLayout(asides[max(asides)])
-        for own, copy in ((layout.metrics, aside.metrics), (layout.journal, aside.journal)):
-            if own.exists() and not (copy.exists() and copy.stat().st_mtime >= own.stat().st_mtime):
-                return math.inf
-        return max(kept)
+        self._journal = (header, measured, state)
+        ended = time.monotonic()
+        self._read_again = ended + (ended - begun) / READING_SHARE
 
     def _news(self) -> str:
         files = [p for p in (self._layout.metrics, self._layout.journal) if p.exists()]
@@ -299,12 +269,6 @@ def _layers_over_time(measured: Sequence[Measurement], state: State) -> list[Lay
             )
         )
     return layers
-
-
-def _numbered(folder: Path, prefix: str) -> dict[int, Path]:
-    """Entries of a folder by the number that follows the prefix of their names."""
-    found = {each.name.removeprefix(prefix): each for each in folder.glob(f"{prefix}*")}
-    return {int(name): each for name, each in found.items() if name.isdecimal()}
 
 
 def _mean(values: Iterable[float]) -> float:

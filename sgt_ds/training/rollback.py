@@ -1,6 +1,6 @@
 """Take a run back to an earlier checkpoint: what came after it is set aside, and nothing is deleted.
 
-Knows no launcher. The next start resumes there by itself, and cuts journal and metrics back.
+Knows no launcher. The next start resumes there by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sgt_ds import checkpoints
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.files import atomic_writer
-from sgt_ds.training.run_directory import only_trainer
+from sgt_ds.growth import Journal
+from sgt_ds.training.run_directory import MetricsFile, only_trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
     """Make the run go on from its newest good checkpoint at or before `step`.
 
     Later checkpoints move to a folder laid out as a run directory, with a copy of journal and
-    metrics, so that `growth show`, `growth diff`, `convert` and `fork` can still be given it.
+    metrics, so that `growth show`, `growth diff`, `convert` and `fork` can still be given it; the
+    run's own journal and metrics then end where it goes on.
     Raises: UserError where `run_dir` is no run, the run is alive, or no such checkpoint exists.
     """
     layout = RunLayout(run_dir)
@@ -49,19 +51,33 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
         kept = checkpoints.checkpoint_until(layout.checkpoints, step)
         written = (layout.journal, layout.metrics)
         past = any(_reaches_past(path, kept.step) for path in written)
-        if not checkpoints.newer_than(kept) and (not past or _are_kept(written, layout.set_aside)):
-            return RolledBack(kept.step, kept.path, None, ())
+        aside, moved = None, list[Path]()
         try:
-            aside = RunLayout(_next_folder(layout.set_aside))
-            for path in (layout.config, *written):
-                if path.exists():
-                    _copy(path, aside.run_dir / path.name)
-            moved = checkpoints.set_aside(kept, aside.checkpoints)
+            # A rollback that was killed before the cut has its copies already.
+            if checkpoints.newer_than(kept) or (past and not _are_kept(written, layout.set_aside)):
+                aside = RunLayout(_next_folder(layout.set_aside))
+                for path in (layout.config, *written):
+                    if path.exists():
+                        _copy(path, aside.run_dir / path.name)
+                moved = checkpoints.set_aside(kept, aside.checkpoints)
+            _cut_back(layout, kept)
         except OSError as error:
             raise UserError(
                 run_dir, None, f"cannot be rolled back ({error.strerror}); free the disk, try again"
             ) from None
-    return RolledBack(kept.step, kept.path, aside.run_dir, tuple(moved))
+    return RolledBack(kept.step, kept.path, aside.run_dir if aside else None, tuple(moved))
+
+
+def _cut_back(layout: RunLayout, kept: checkpoints.CheckpointInfo) -> None:
+    """Have journal and metrics end at a checkpoint, as a resume from it would."""
+    if layout.journal.exists():
+        growth = checkpoints.read_state(kept.path).get("growth", {})
+        with Journal(layout.journal) as journal:
+            journal.cut_back(kept.step, frozen=growth.get("frozen_from") is not None)
+    if layout.metrics.exists():
+        metrics = MetricsFile(layout.metrics)
+        metrics.cut_back(kept.step)
+        metrics.close()
 
 
 def _reaches_past(path: Path, step: int) -> bool:
@@ -76,7 +92,7 @@ def _reaches_past(path: Path, step: int) -> bool:
 
 
 def _are_kept(files: Sequence[Path], parent: Path) -> bool:
-    """Whether the newest folder of `parent` holds these very files: the rollback was asked twice."""
+    """Whether the newest folder of `parent` holds these very files."""
     folders = sorted(parent.iterdir()) if parent.is_dir() else []
     copies = [folders[-1] / path.name for path in files] if folders else []
     return bool(copies) and all(
