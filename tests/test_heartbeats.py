@@ -309,13 +309,21 @@ def test_a_supervisor_that_was_suspended_is_back(tmp_path: Path) -> None:
 
 
 def test_a_supervisor_that_was_killed_is_missed_at_once_by_ranks_that_ssh_started(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    supervisor_here = heartbeats.supervisor_here
+
+    def read_slowly(folder: Path) -> int | None:
+        time.sleep(0.5)
+        return supervisor_here(folder)
+
+    monkeypatch.setattr(heartbeats, "supervisor_here", read_slowly)
     waits = [sys.executable, "-c", "import signal; signal.pause()", "sgt-ds"]
     with subprocess.Popen(waits) as supervisor:
         name = f"{supervisor.pid} {os.uname().nodename}\n"
         (tmp_path / heartbeats.SUPERVISOR_FILE).write_text(name)
-        with Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=60) as heart:
+        # A hang would end the process of the tests: what is waited for is missed before that.
+        with Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=600) as heart:
             until(lambda: not heart._minders._seeks_supervisor)
             assert not heart.launcher_lost
             supervisor.kill()

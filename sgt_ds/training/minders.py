@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -35,7 +35,8 @@ class Minders:
 
     def __init__(self, folder: Path, *, launched: bool) -> None:
         self._folder = folder
-        self._processes = list(_launchers(os.getppid()))
+        self._ends = select.poll()
+        self._watch(_launchers(os.getppid()))
         # A launcher that is gone already has left its ranks to the first process.
         self.launcher_ended = launched and os.getppid() == 1
         """Whether a launcher, or the supervisor on this host, has ended."""
@@ -60,11 +61,15 @@ class Minders:
             self._sign, self._unminded_seconds = sign, 0.0
         if self._seeks_supervisor and sign is not None:
             # Between it and ranks that ssh has started stands no parent that they could watch.
-            self._seeks_supervisor = False
             if pid := heartbeats.supervisor_here(self._folder):
-                self._processes += islice(_launchers(pid), 1)
-        ended, _, _ = select.select(self._processes, [], [], 0)
-        self.launcher_ended |= bool(ended)
+                self._watch(islice(_launchers(pid), 1))
+            self._seeks_supervisor = False
+        self.launcher_ended |= bool(self._ends.poll(0))
+
+    def _watch(self, processes: Iterable[int]) -> None:
+        """Have `look` see when one of them ends. `processes`: their pidfds."""
+        for process in processes:
+            self._ends.register(process, select.POLLIN)
 
 
 def _launchers(pid: int) -> Iterator[int]:

@@ -17,12 +17,14 @@ class Sigterm:
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._comes = select.poll()
+        self._comes.register(self._reader, select.POLLIN)
         self._handler_before = signal.signal(signal.SIGTERM, _nothing)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until `wake`. Returns whether a SIGTERM came."""
-        select.select([self._reader], [], [], seconds)
+        self._comes.poll(1000 * seconds)
         try:
             return signal.SIGTERM in os.read(self._reader, 1024)
         except BlockingIOError:
