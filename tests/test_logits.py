@@ -48,14 +48,25 @@ CASES: dict[str, tuple[str, str, State]] = {
     "low_entropy_loop": ("low_entropy_loop", "none", State({1: Loop(1, (0,), "attention", 0, 0)})),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Share of the largest logit: some twenty roundings in a row, each half a unit in the last place.
-TOLERANCE = {"fp32": 20 * 2**-24, "bf16": 20 * 2**-9, "fp16": 20 * 2**-12}
+# Share of the largest logit: some thirty roundings in a row, each half a unit in the last place.
+# The export of "vanilla" is transformers' own class: it comes as near to this as the others.
+TOLERANCE = {"fp32": 30 * 2**-24, "bf16": 30 * 2**-9, "fp16": 30 * 2**-12}
+
+
+def trained_looking(model: Transformer) -> Transformer:
+    """With norms' weights apart from each other by factors, as training leaves them."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.copy_((0.5 * torch.randn(weight.shape, generator=generator)).exp())
+    return model
 
 
 def differences(case: str, dtype: str, folder: Path) -> dict[str, float]:
     """Largest differences from the float64 reference, as shares of its largest logit."""
     method, entry, state = CASES[case]
-    model = Transformer(SHAPE, seed=2)
+    model = trained_looking(Transformer(SHAPE, seed=2))
     run = folder / "run"
     write_checkpoint(run, model, method=method, state=state, entry=entry, step=STEP)
     convert(run, folder / "out", dtype=dtype)

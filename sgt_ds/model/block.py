@@ -52,9 +52,9 @@ def block(
     """Apply one block: attention, its loops, the feed-forward network.
 
     `x`: floating (sequences, positions, d). `documents`: keeps attention, in the main pass and in
-    every loop, within each document; the tables are then by sequence too. `fp8`: products
-    with weights in float8, but for passes in the heads' own space. Returns the new `x` and, with `measure`, the entropy sums of
-    the main pass, float64 (heads, 3) as in `entropy_sums`. DESIGN: H(0) = H + Attn(H),
+    every loop, within each document; the tables are then by sequence too. `fp8`: products with
+    weights in float8, but for passes in the heads' own space. Returns the new `x` and, with
+    `measure`, the entropy sums of the main pass, float64 (heads, 3) as in `entropy_sums`. DESIGN: H(0) = H + Attn(H),
     H(k) = H(k−1) + Σ over the looping heads of Attn_i(H(k−1)), then the FFN; a loop of scope
     `block` re-applies attention and FFN together. Paper, eq. 5 to 7.
     """
