@@ -50,7 +50,8 @@ def rotate(directory: Path, newest: Path, retention: Retention) -> list[Path]:
 
     `newest`: the one just written and verified; it always stays. Damaged ones do not count as
     kept, and go when they are older than the youngest that stay. One that is being read stays
-    until the next time. A folder that has gone in the meantime, is a link, or can't be removed, stops nothing.
+    until the next time. A folder that has gone in the meantime, is a link, or can't be removed,
+    stops nothing.
     """
     found = list_checkpoints(directory)
     whole = [info for info in found if info.fault is None and info.path != newest]

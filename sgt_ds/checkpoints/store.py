@@ -183,7 +183,8 @@ def read_state(path: Path) -> dict[str, Any]:
 def newest_good(directory: Path, *, until: int | None = None) -> CheckpointInfo | None:
     """The newest checkpoint of `directory` that verifies; None where there is none.
 
-    `until`: look only at those of that step or earlier ones. Each one that is passed over is logged with the reason.
+    `until`: look only at those of that step or earlier ones. Each one that is passed over is
+    logged with the reason.
     """
     if not directory.is_dir():
         return None

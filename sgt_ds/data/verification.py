@@ -42,7 +42,7 @@ def verify(directory: Path) -> list[str]:
 
 
 def check_first(token_set: TokenSet, tokens: int) -> None:
-    """Read the shards of a local set that hold its first `tokens` tokens; remote ones were, as they came.
+    """Read the shards of a local set that hold its first `tokens` tokens; remote ones were read.
 
     Raises: UserError of the first file whose checksum differs, the tokenizer's too.
     """

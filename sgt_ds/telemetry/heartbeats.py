@@ -32,7 +32,7 @@ class Beat:
     in the same order. `limit_seconds`: how long the part may take before it counts as a hang;
     `silence_seconds`: how long the rank may give no sign meanwhile; `seconds`: how long the part has
     taken, as its own rank counts. `asked`: whether a SIGTERM came.
-    `end`: '' while the rank lives; then why it ended, and `blames_peer` says that it lost another rank.
+    `end`: '' while the rank lives; then why it ended, and `blames_peer` says that it lost another.
     """
 
     rank: int
@@ -77,7 +77,8 @@ def write_beat(folder: Path, beat: Beat) -> float:
 def read_beats(folder: Path, rank: int | None = None) -> list[tuple[Beat, float]]:
     """Every rank's beat with the time (seconds, the file system's clock) at which it was written.
 
-    `rank`: read that one's only. What can't be read is left out: the launch may be just starting or just ending.
+    `rank`: read that one's only. What can't be read is left out: the launch may be just starting
+    or just ending.
     """
     found = []
     for path in sorted(folder.glob("rank-*.json" if rank is None else f"rank-{rank:05d}.json")):
