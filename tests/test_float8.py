@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from sgt_ds.config import ModelConfig, config_differences, load_run_config
 from sgt_ds.growth import Passes, is_narrow
 from sgt_ds.model import Transformer, float8_fault, loop_inputs
 from sgt_ds.model.linear import linear
+from sgt_ds.report import html_report, read_history
 from sgt_ds.training.evaluation import _as_exported
 
 CPU = torch.device("cpu")
@@ -314,6 +316,11 @@ def test_a_run_trains_in_bf16_where_float8_is_asked_for(tmp_path: Path, data: Pa
     assert saved.training.fp8
     # As with compiling, the same run goes on without it.
     assert config_differences(saved, load_run_config(run, ["training.fp8=false"])) == []
+    told = runs.run_to_end(runs.single(run, "training.fp8=false"))
+    assert "training.fp8: false from step 8 on, not as before" in told
+    assert [start.values["fp8"] for start in read_history(tmp_path / "run").starts] == [True, False]
+    page = html_report([read_history(tmp_path / "run")])
+    assert re.findall("<td>(yes|no)</td>", page) == ["yes", "no"]
 
 
 def test_a_gpu_without_float8_fails_in_the_middle_of_a_run(tmp_path: Path, data: Path) -> None:

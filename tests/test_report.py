@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ import zstandard
 from report_pages import LOOPS, figures, numbers, of_class, report, text_of, write_run
 
 from sgt_ds.cli import main
+from sgt_ds.report import read_history
 from sgt_ds.report.html.scale import axis
+from sgt_ds.report.html.story import loops_now
 
 
 def test_loops_are_drawn_elsewhere_than_the_journal_has_them(tmp_path: Path) -> None:
@@ -65,6 +68,9 @@ def test_the_story_tells_other_loops_than_the_journal(tmp_path: Path) -> None:
     assert "Why: deepest candidate." in story[1]
     assert story[2].startswith("Step 60: layer 4 loops ×2 (heads 1, 3).")
     assert story[-1].endswith("layer 4 loops ×2 (heads 1, 3); nothing can change any more.")
+    run = read_history(tmp_path / "run")
+    entering = replace(run, decisions=run.decisions[:1])  # as if it had never deepened
+    assert loops_now(entering) == "layer 4 loops ×1 (heads 1, 3)"
 
 
 def test_every_plot_has_axes_a_legend_where_it_needs_one_and_its_numbers(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,12 @@ LINK_RATIO, HOP_MICROSECONDS = 0.85, 10.0
 BYTES_PER_GIGABIT = 1e9 / 8
 # Of a point that was measured: what the model says of others is worth no more.
 LARGE_ERROR = 0.1
+# What a measurement can't have fewer of than one, and what takes no less time than none.
+COUNTS = {
+    *("parameters", "sequence_length", "micro_batch_size", "bucket_elements"),
+    *("ranks", "global_batch_size"),
+}
+TIMES = {"step_seconds", "growth_collective_seconds"}
 MEND = "give what `sgt-ds bench scaling RUN.yaml --gpus 1,2 --json` printed"
 
 
@@ -199,8 +204,10 @@ def _read(path: Path) -> dict[str, Any]:
             f"is no measurement of runs; {MEND}, or `bench train --json`",
         )
     for field, number in _numbers(document):
-        if not math.isfinite(number):
-            raise UserError(path, field, f"{number} is no measurement; measure again")
+        _, _, key = field.rpartition(".")
+        least = 1 if key in COUNTS else 0 if key in TIMES or ".parts." in field else -(2**63)
+        if not least <= number < 2**63:
+            raise UserError(path, field, f"{str(number)[:25]} is no measurement; measure again")
     return document
 
 
@@ -210,7 +217,7 @@ def _numbers(value: Any, field: str = "") -> Iterator[tuple[str, float]]:
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in entries:
             yield from _numbers(inner, f"{field}.{key}" if field else str(key))
-    elif isinstance(value, float):
+    elif isinstance(value, int | float):
         yield field, value
 
 

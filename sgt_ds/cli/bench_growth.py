@@ -49,6 +49,7 @@ def growth(options: argparse.Namespace) -> None:
     """Measure and print."""
     from sgt_ds.config import load_run_config, resolve_deepspeed
     from sgt_ds.data import check_data
+    from sgt_ds.evaluation import check_evaluation
     from sgt_ds.launch import ending_on_sigterm, gpu_words, scratch_for
 
     config = load_run_config(options.run, options.overrides)
@@ -66,6 +67,7 @@ def growth(options: argparse.Namespace) -> None:
     own = load_run_config(options.run, words)
     resolve_deepspeed(own, options.num_gpus, options.run)
     check_data(own.data, own.model, own.evaluation)
+    check_evaluation(own.evaluation, str(options.run))
     measured: dict[str, list[GrowthPause]] = {}
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
         try:

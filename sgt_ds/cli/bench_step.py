@@ -119,9 +119,11 @@ def step(options: argparse.Namespace) -> None:
 
 
 def _check_float8(setting: Setting) -> None:
+    import torch
+
     from sgt_ds.model import float8_fault
 
-    if setting.dtype.itemsize != 2:
+    if setting.dtype is not torch.bfloat16:
         raise UserError("--fp8", None, "goes with --dtype bf16; give both")
     for _, fault in float8_faults(setting.model, setting.sequence_length):
         raise UserError("--seq-len", None, fault)  # the presets' own sizes are multiples

@@ -124,12 +124,14 @@ def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWi
     """
     from sgt_ds.config import load_run_config
     from sgt_ds.data import check_data
+    from sgt_ds.evaluation import check_evaluation
     from sgt_ds.launch import RunWish, gpu_words, variant
 
     for ranks in options.num_gpus:
         gpu_words(ranks)
     config = load_run_config(options.run, options.overrides)
     check_data(config.data, config.model, config.evaluation)
+    check_evaluation(config.evaluation, str(options.run))
     micro = config.training.micro_batch_size
     global_batch = {
         ranks: global_batch_size or micro * options.micro_batches * ranks
@@ -217,6 +219,7 @@ def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]
         "sequence_length": config.data.sequence_length,
         "micro_batch_size": layout.micro_batch_size,
         "precision": layout.precision,
+        "fp8": config.training.fp8,
         "bucket_elements": min(parameters, layout.reduce_bucket_size),
         "overlaps": layout.overlap_comm,
         # With it DeepSpeed gives every rank all sums in one call, and each keeps its own.

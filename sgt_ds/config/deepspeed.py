@@ -55,6 +55,10 @@ def _check_sections(path: Path, values: dict[str, Any]) -> None:
     """Refuse what DeepSpeed would pass over without a word, or read as its opposite."""
     if "bfloat16" in values:
         raise UserError(path, "bfloat16", "is an old name of DeepSpeed's; write bf16")
+    for key in {"fp8", "float8"} & values.keys():
+        raise UserError(
+            path, key, "is no section of DeepSpeed; remove it, and say training.fp8 in the run file"
+        )
     for key in values.keys() - _SECTIONS:
         if near := get_close_matches(key, _SECTIONS, n=1, cutoff=0.85):
             raise UserError(path, key, f"is no section of DeepSpeed; write {near[0]}")
@@ -153,21 +157,20 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
     """
     batch, micro = config.training.global_batch_size, config.training.micro_batch_size
     if batch % (micro * world_size):
+        mends = [f"set it to {-(-batch // (micro * world_size)) * micro * world_size}"]
         per_rank = [size for size in range(1, batch + 1) if batch % (size * world_size) == 0]
-        mend = (
-            f"set training.micro_batch_size to one of {per_rank[-8:]}"
-            if per_rank
-            else f"give a number of ranks that divides {batch}, and a micro_batch_size to go with it"
-        )
+        if per_rank:
+            mends.append(f"set training.micro_batch_size to one of {per_rank[-8:]}")
         # A host more or less: the numbers of ranks nearest to this one that the batch can take.
         fitting = [ranks for ranks in range(1, batch // micro + 1) if batch % (micro * ranks) == 0]
         if fitting:
             near = sorted(sorted(fitting, key=lambda ranks: abs(ranks - world_size))[:6])
-            mend += f", or train on {', '.join(map(str, near))} ranks"
+            mends.append(f"train on {', '.join(map(str, near))} ranks")
         raise UserError(
             config_file,
             "training.global_batch_size",
-            f"{batch} is no multiple of micro_batch_size {micro} × {world_size} ranks; {mend}",
+            f"{batch} is no multiple of micro_batch_size {micro} × {world_size} ranks; "
+            + ", or ".join(mends),
         )
     return batch // (micro * world_size)
 

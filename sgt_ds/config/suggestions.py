@@ -24,6 +24,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "training": {
         **dict.fromkeys(("max_steps", "num_steps", "iterations", "updates"), "steps"),
         **dict.fromkeys(("batch_size", "train_batch_size"), "global_batch_size"),
+        "float8": "fp8",
     },
     "optimizer": {
         "learning_rate": "lr",

@@ -26,7 +26,7 @@ def usable_device(name: str | None) -> torch.device:
     try:
         # Of what "meta" holds there are no values.
         torch.empty(1, device=device).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         # Of other kinds, torch says which of its own parts are missing.
         why = f" ({str(error).partition(chr(10))[0]})" if device.type == "cuda" else ""
         raise UserError("--device", None, f"'{wanted}' cannot be used here{why}; {there}") from None

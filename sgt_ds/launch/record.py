@@ -34,11 +34,6 @@ class RunRecord:
     ssh_port: int | None
 
 
-def control_directory(run_dir: Path) -> Path:
-    """Where requests and the record lie."""
-    return RunLayout(run_dir).stop_request.parent
-
-
 def new_record(run_dir: Path, remote_hosts: list[str], ssh_port: int | None) -> RunRecord:
     """A record with a fresh id; the run's name is in it, for people who read process lists."""
     name = "".join(
@@ -88,13 +83,13 @@ def read_record(run_dir: Path) -> RunRecord | None:
 def write_outcome(run_dir: Path, status: int, reason: str) -> None:
     """Write RUN/control/outcome.json: how the newest `sgt-ds train` ended."""
     text = json.dumps({"status": status, "reason": reason, "ended": time.time()})
-    write_text_atomically(control_directory(run_dir) / "outcome.json", text + "\n")
+    write_text_atomically(RunLayout(run_dir).control / "outcome.json", text + "\n")
 
 
 def read_outcome(run_dir: Path) -> tuple[int, str] | None:
     """Status and reason of the newest `sgt-ds train` that ended; None where none did."""
     try:
-        values = json.loads((control_directory(run_dir) / "outcome.json").read_text("utf-8"))
+        values = json.loads((RunLayout(run_dir).control / "outcome.json").read_text("utf-8"))
         return int(values["status"]), str(values["reason"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -157,4 +152,4 @@ def in_training(run_dir: Path) -> UserError:
 
 
 def _path(run_dir: Path) -> Path:
-    return control_directory(run_dir) / "run.json"
+    return RunLayout(run_dir).control / "run.json"

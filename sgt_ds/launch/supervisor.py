@@ -35,7 +35,6 @@ from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, on_hosts, p
 from sgt_ds.launch.record import (
     RunRecord,
     StopAsked,
-    control_directory,
     in_training,
     new_record,
     read_record,
@@ -223,7 +222,7 @@ def _run_once(
 
 
 def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
-    control, target = control_directory(launch.config.run_dir).resolve(), launch.target
+    control, target = RunLayout(launch.config.run_dir).control.resolve(), launch.target
     environment = {**os.environ, RUN_ID_VARIABLE: record.run_id}
     arguments, hostfile = launch.arguments, control / "hostfile"
     address, port = master_address(target), target.master_port or free_ports(host="")

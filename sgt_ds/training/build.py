@@ -52,7 +52,7 @@ def run(
     """
     check_data(config.data, config.model, config.evaluation)
     if config.training.fp8:
-        check_float8(ranks, config_file)
+        _check_float8(ranks, config_file)
     with ExitStack() as held:
         ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
         config = prepare(config, ranks, resuming=resuming)
@@ -81,16 +81,6 @@ def prepare(config: RunConfig, ranks: Ranks, *, resuming: bool) -> RunConfig:
     settled = config.model_copy(update={"growth": growth})
     ranks.on_main(lambda: prepare_run_directory(settled, resuming=resuming))
     return settled
-
-
-def check_float8(ranks: Ranks, config_file: str) -> None:
-    """Collective. Raises: UserError, on all ranks, where the device of one has no float8."""
-    faults: list[str | None] = [None] * ranks.world_size
-    dist.all_gather_object(faults, float8_fault(ranks.device), group=ranks.host_group)
-    for rank, fault in enumerate(faults):
-        if fault is not None:
-            mend = f"rank {rank} is on {fault}; take other GPUs, or set it to false"
-            raise UserError(config_file, "training.fp8", mend, everywhere=True)
 
 
 def build_trainer(
@@ -193,6 +183,16 @@ def build_trainer(
         parts=parts,
         compiled=compiled,
     )
+
+
+def _check_float8(ranks: Ranks, config_file: str) -> None:
+    """Collective. Raises: UserError, on all ranks, where the device of one has no float8."""
+    faults: list[str | None] = [None] * ranks.world_size
+    dist.all_gather_object(faults, float8_fault(ranks.device), group=ranks.host_group)
+    for rank, fault in enumerate(faults):
+        if fault is not None:
+            mend = f"rank {rank} is on {fault}; take other GPUs, or set it to false"
+            raise UserError(config_file, "training.fp8", mend, everywhere=True)
 
 
 def _say_that_float8_is_slow(config: RunConfig, ranks: Ranks) -> None:

@@ -6,6 +6,7 @@ Knows the process and its libraries; no training, no report.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import socket
@@ -20,27 +21,16 @@ from sgt_ds import __version__
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.training.engine import Ranks
 
+log = logging.getLogger("sgt_ds")
+
 # What decides the numbers; a report tells them.
 LIBRARIES = ("deepspeed", "numpy", "transformers")
 
 
 def reached_step(metrics: Path) -> int | None:
-    """The newest step in metrics.jsonl before a resume cuts it back; None where there is none.
-
-    The last line may be torn; any earlier one counts.
-    """
-    try:
-        with metrics.open("rb") as stream:
-            stream.seek(-min(metrics.stat().st_size, 1 << 16), os.SEEK_END)
-            lines = stream.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return None
+    """The newest step in metrics.jsonl before a resume cuts it back; None where there is none."""
+    step = _newest(metrics, "step")
+    return step if isinstance(step, int) else None
 
 
 def note_start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> None:
@@ -49,12 +39,34 @@ def note_start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) 
     `step`: where it goes on; `reached`: how far the run had come. A record that cannot be written
     stops no training: it is for people who read of the run later.
     """
+    path, fp8 = RunLayout(config.run_dir).starts, config.training.fp8
+    if fp8 is not _newest(path, "fp8", fp8):
+        log.warning("training.fp8: %s from step %d on, not as before", f"{fp8}".lower(), step)
     line = json.dumps(_start(config, ranks, step, reached)) + "\n"
     try:
-        with RunLayout(config.run_dir).starts.open("a", encoding="utf-8") as stream:
+        with path.open("a", encoding="utf-8") as stream:
             stream.write(line)
     except OSError:
         return
+
+
+def _newest(path: Path, key: str, default: Any = None) -> Any:
+    """What the last line of JSON Lines says of `key`; `default` where there is none.
+
+    The last line may be torn; any earlier one counts.
+    """
+    try:
+        with path.open("rb") as stream:
+            stream.seek(-min(path.stat().st_size, 1 << 16), os.SEEK_END)
+            lines = stream.read().splitlines()
+    except OSError:
+        return default
+    for line in reversed(lines):
+        try:
+            return json.loads(line)[key]
+        except (ValueError, KeyError, TypeError):
+            continue
+    return default
 
 
 def _start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class Heartbeat:
             if self._over.is_set():
                 with suppress(OSError):
                     self._write()
-                self._signed_off = True
+                    self._signed_off = True
                 return
             now = time.monotonic()
             # While this process or its whole machine was stopped, nobody else waited for it either.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from sgt_ds.growth import NOISE_STANDARD_ERRORS, Decision, DecisionLine, Loop, State
@@ -37,6 +38,17 @@ def change_words(before: State, after: State) -> str:
 def loops_words(state: State) -> str:
     """All loops of a state."""
     return change_words(State(), state) or "no layer loops"
+
+
+def loops_now(run: RunHistory) -> str:
+    """The loops that the run has by now: nothing fades out once a loop's entry is over."""
+    state = run.states[-1][1]
+    window = run.header.growth.interval if run.header else 0
+    loops = {
+        layer: replace(loop, leaving=()) if run.last_step - loop.entered >= window else loop
+        for layer, loop in state.loops.items()
+    }
+    return loops_words(replace(state, loops=loops))
 
 
 def heads_words(loop: Loop) -> str:
@@ -102,9 +114,8 @@ def _now(run: RunHistory) -> str:
         "growing": "growth may go on",
         "fixed": "nothing can change any more",
     }
-    state = run.states[-1][1]
     tail = f"; {words[phase]}" if phase in words else ""
-    return f"At step {run.last_step:,}: {loops_words(state)}{tail}."
+    return f"At step {run.last_step:,}: {loops_now(run)}{tail}."
 
 
 def _numbers(values: Sequence[int]) -> str:

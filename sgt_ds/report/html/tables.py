@@ -13,7 +13,7 @@ from sgt_ds.report.history import RunHistory, Start
 from sgt_ds.report.html.frame import table
 from sgt_ds.report.html.markup import Markup, tag
 from sgt_ds.report.html.scale import percent, significant
-from sgt_ds.report.html.story import loops_words
+from sgt_ds.report.html.story import loops_now
 
 UNKNOWN = "–"
 # Losses of single batches jump about: what stands in the summary is a mean of the last logged ones.
@@ -27,7 +27,7 @@ def summary(runs: Sequence[RunHistory]) -> Markup:
         ("model", _model),
         ("progress", _progress),
         ("phase", lambda run: run.updates[-1].phase or UNKNOWN if run.updates else UNKNOWN),
-        ("loops", lambda run: loops_words(run.states[-1][1])),
+        ("loops", loops_now),
         ("training loss, newest updates", _training_loss),
         ("validation loss", _validation_loss),
         ("tokens", lambda run: significant(run.updates[-1].tokens) if run.updates else UNKNOWN),
@@ -82,6 +82,7 @@ def starts(run: RunHistory) -> Markup:
     """When the processes were started, and how many updates had to be done again."""
     if not run.starts:
         return tag("p", "This run has no record of its starts.", class_="note")
+    in_float8 = any(start.values.get("fp8") for start in run.starts)
     rows = [
         (
             _when(start),
@@ -89,10 +90,12 @@ def starts(run: RunHistory) -> Markup:
             _done_again(start, number),
             str(start.values.get("world_size", UNKNOWN)),
             str(start.values.get("host", UNKNOWN)),
+            *(["yes" if start.values.get("fp8") else "no"] if in_float8 else []),
         )
         for number, start in enumerate(run.starts)
     ]
-    head = ("started", "at step", "updates done again", "ranks", "host of rank 0")
+    head = ["started", "at step", "updates done again", "ranks", "host of rank 0"]
+    head += ["float8"] if in_float8 else []
     return tag("div", table(head, rows), class_="scroll wide")
 
 
@@ -108,8 +111,6 @@ def environment(run: RunHistory) -> Markup:
         ("micro-batch", str(values.get("micro_batch_size", UNKNOWN))),
         ("DeepSpeed file", str(values.get("deepspeed_config", UNKNOWN))),
     ]
-    if values.get("fp8"):
-        rows.append(("products of blocks", "float8"))
     if isinstance(software, dict):
         rows += [(str(name), str(found)) for name, found in software.items()]
     if run.header is not None:
