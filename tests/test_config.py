@@ -245,6 +245,7 @@ def test_a_timer_that_stops_the_device_is_on_unasked(
         ({"train_batch_size": 512}, "train_batch_size"),
         ({"zero_optimisation": {"stage": 2}}, "zero_optimisation"),
         ({"bfloat16": {"enabled": True}}, "bfloat16"),
+        ({"fp8": {"enabled": True}}, "fp8"),
         ({"bf16": {"enabled": "no"}}, "bf16.enabled"),
         ({"timers": None}, "timers"),
         ({"timers": {"throughput": 5}}, "timers.throughput"),

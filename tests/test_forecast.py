@@ -97,10 +97,8 @@ def test_a_link_is_told_faster_than_it_carries() -> None:
     assert link.latency_seconds == 30e-6
 
 
-def test_another_bucket_changes_no_forecast_or_goes_unsaid(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    points = [made_point(ranks) for ranks in (1, 2)]
+def measured_document() -> dict[str, Any]:
+    """What `bench train --json` prints of runs on one rank and on two."""
     runs = [
         {
             "variant": "vanilla",
@@ -110,7 +108,7 @@ def test_another_bucket_changes_no_forecast_or_goes_unsaid(
             "parts": {name: own / point.step_seconds for name, own in point.parts.items()},
             "growth_collective_seconds": point.growth_seconds,
         }
-        for point in points
+        for point in (made_point(1), made_point(2))
     ]
     setting = {
         "parameters": 10**9,
@@ -122,8 +120,45 @@ def test_another_bucket_changes_no_forecast_or_goes_unsaid(
         "all_reduces": True,
     }
     inside = {"all_reduce": {"small": 20e-6, "large": 2.02e-3}, "large_bytes": 2 * 10**8}
+    return {"setting": setting, "runs": runs, "collectives": {"2": inside}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "number"),
+    [
+        (("setting", "parameters"), -1e9),
+        (("setting", "bucket_elements"), 10**400),
+        (("setting", "micro_batch_size"), 0),
+        (("runs", 1, "ranks"), -2),
+        (("runs", 0, "step_seconds"), -0.1),
+        (("runs", 0, "parts", "backward"), -0.5),
+    ],
+)
+def test_counts_and_times_that_cannot_be_are_forecast_from(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    keys: tuple[str | int, ...],
+    number: float,
+) -> None:
+    document = measured_document()
+    *above, last = keys
+    place: Any = document
+    for key in above:
+        place = place[key]
+    place[last] = number
     file = tmp_path / "points.json"
-    file.write_text(json.dumps({"setting": setting, "runs": runs, "collectives": {"2": inside}}))
+    file.write_text(json.dumps(document))
+    assert main(["bench", "forecast", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sgt-ds: {file}: {'.'.join(map(str, keys))}: ")
+    assert line.endswith("is no measurement; measure again")
+
+
+def test_another_bucket_changes_no_forecast_or_goes_unsaid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "points.json"
+    file.write_text(json.dumps(measured_document()))
     command = ["bench", "forecast", str(file), "--hosts", "2", "--link", "800", "--json"]
     told = []
     for flags in ([], ["--bucket-elements", "20000000"]):

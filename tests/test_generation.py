@@ -306,6 +306,7 @@ def test_bad_usage_is_one_line(
         ("gpu0", 1, "'gpu0' is no device; give cpu, or cuda:0"),
         ("mps", 0, "'mps' cannot be used here; give cpu"),
         ("meta", 0, "'meta' cannot be used here; give cpu"),
+        ("hpu", 0, "'hpu' cannot be used here; give cpu"),
     ],
 )
 def test_a_device_that_is_not_there_is_told_late_or_in_torchs_words(
