@@ -10,7 +10,7 @@ from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prefetch import MicroBatch
 from sgt_ds.data.preparation import Preparation, Report
 from sgt_ds.data.prepare import prepare
-from sgt_ds.data.remote import is_remote_set
+from sgt_ds.data.remote import is_remote, is_remote_set
 from sgt_ds.data.rows import read_rows, read_texts
 from sgt_ds.data.token_set import (
     TokenSet,
@@ -41,6 +41,7 @@ __all__ = [
     "check_first",
     "check_tokenizer_file",
     "inspect",
+    "is_remote",
     "is_remote_set",
     "is_set",
     "open_token_set",

@@ -7,7 +7,7 @@ from pathlib import Path
 from sgt_ds.config import EvaluationConfig, TaskSource
 from sgt_ds.data import open_token_set, read_texts
 from sgt_ds.errors import UserError, in_field
-from sgt_ds.evaluation.sources import HUB, load_questions
+from sgt_ds.evaluation.sources import is_local, load_questions
 from sgt_ds.evaluation.tasks import Task, find_tasks
 
 
@@ -42,11 +42,11 @@ def check_evaluation(settings: EvaluationConfig, config_file: str) -> None:
     Raises: UserError as `named_tasks`, and where a file is missing or of another form.
     """
     for key, source, task in named_tasks(settings, config_file):
-        if "://" not in source.path and source.path.partition(":")[0] != HUB:
+        if is_local(source.path):
             with in_field(f"{key}.path"):
                 load_questions(task, settings.rule, source.path, split=source.split, limit=1)
     for index, text in enumerate(settings.perplexity):
-        if "://" not in text.path:
+        if is_local(text.path):
             with in_field(f"evaluation.perplexity.{index}.path"):
                 if Path(text.path).is_dir():
                     open_token_set(Path(text.path))

@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sgt_ds.data import read_rows
+from sgt_ds.data import is_remote, read_rows
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation.items import Item, Rule
 from sgt_ds.evaluation.tasks import Row, Task
 
 HUB = "datasets"
 """In place of a path: the public data set, through the package of that name."""
+
+
+def is_local(location: str) -> bool:
+    """Whether rows or texts lie in files of this machine."""
+    return not is_remote(location) and not _is_on_hub(location)
 
 
 @dataclass(frozen=True)
@@ -75,18 +80,22 @@ def _fault(item: Item) -> str | None:
 
 
 def _rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str, Row]]:
-    if location == HUB or location.startswith(f"{HUB}:"):
+    if _is_on_hub(location):
         yield from _hub_rows(task, location, split)
         return
     for file, line, row in read_rows(_pattern(task, location, split)):
         yield file, f"line {line}", row
 
 
+def _is_on_hub(location: str) -> bool:
+    return location.partition(":")[0] == HUB
+
+
 def _pattern(task: Task, location: str, split: str) -> str:
     if any(mark in location.rsplit("/", 1)[-1] for mark in (".json", "*")):
         return location
     own = location.rstrip("/").rsplit("/", 1)[-1] == task.folder
-    if "://" in location:
+    if is_remote(location):
         base = location.rstrip("/") + ("" if own else f"/{task.folder}")
         return f"{base}/{split}.json*"
     folders = (Path(location), Path(location) / task.folder)

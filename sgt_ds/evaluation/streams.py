@@ -16,6 +16,7 @@ from sgt_ds.data import (
     Tokenizer,
     TokenSet,
     check_first,
+    is_remote,
     is_remote_set,
     open_token_set,
     read_texts,
@@ -59,7 +60,7 @@ def streams_of(
     if Path(location).is_dir() or is_remote_set(location):
         if apart:
             raise UserError(location, "--apart", "goes with texts; a prepared set is one row")
-        token_set = open_token_set(location if "://" in location else Path(location), cache_dir)
+        token_set = open_token_set(location if is_remote(location) else Path(location), cache_dir)
         if verified:
             check_first(token_set, token_set.tokens if tokens is None else tokens + 1)
         _check_tokenizer(token_set, encoder)
