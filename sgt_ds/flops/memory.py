@@ -167,14 +167,18 @@ def _block(model: ModelConfig, size: int, compiled: bool, own: Passes | None) ->
 
 def _narrow_loop(model: ModelConfig, size: int, compiled: bool, depth: int, heads: int) -> int:
     """Bytes that passes in the heads' own space keep of one token."""
-    own = heads * model.head_size
-    # The residual stream and what all heads give it; its square, a pass.
-    kept = size * (model.hidden_size + own) + depth * (_mixing(model, size, heads) + 4)
-    # What the heads see of the stream: compiled, once, and how it moved; eager, in each pass, what
-    # they project in float32.
+    heads_width = heads * model.head_size
+    read = 4 * heads_width  # of the stream: queries, keys, values, and what the heads' columns see
+    # The residual stream and what all heads give it; its square, a pass, in float32.
+    kept = size * (model.hidden_size + heads_width) + depth * (_mixing(model, size, heads) + 4)
+    further = depth - 1
     if compiled:
-        return kept + 4 * own * size + (depth - 1) * 5 * own * size
-    return kept + depth * 4 * own * (3 if size == 2 else 4) + (depth - 1) * 4 * own
+        # What is read of the stream, once; its change and the heads' outputs, a further pass.
+        return kept + size * (read + further * (read + heads_width))
+    # Queries, keys and values in float32, in each pass (and as they were, where that is float32
+    # too); what the heads' columns see, a further pass.
+    projected = 3 * heads_width if size == 2 else 4 * heads_width
+    return kept + 4 * (depth * projected + further * heads_width)
 
 
 def _attention(model: ModelConfig, size: int, compiled: bool, heads: int) -> int:
