@@ -312,6 +312,9 @@ def test_a_run_trains_in_bf16_where_float8_is_asked_for(tmp_path: Path, data: Pa
     assert sorted(losses) == list(range(1, 9))
     assert losses[8] < losses[1] - 0.1
     assert runs.check_replay(tmp_path / "run")[0] == "activate"
+    header = read_history(tmp_path / "run").header
+    assert header is not None
+    assert header.values["fp8"], "which growth diff names"
     saved = load_run_config(tmp_path / "run" / "run.yaml")
     assert saved.training.fp8
     # As with compiling, the same run goes on without it.

@@ -96,6 +96,8 @@ def journal_header(config: RunConfig, growth: GrowthConfig) -> dict[str, Any]:
         "global_batch_size": config.training.global_batch_size,
         "steps": config.training.steps,
         "seed": config.training.seed,
+        # What may change at a resume; here, how the run began.
+        **({"fp8": True} if config.training.fp8 else {}),
     }
 
 
