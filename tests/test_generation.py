@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import task_rows
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -340,6 +343,47 @@ def test_a_folder_that_is_no_export_is_one_line(
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{tmp_path / 'config.json'}: model_type: " in line
         assert "give what `sgt-ds convert` wrote" in line
+
+
+def test_a_damaged_export_is_a_traceback_or_told_without_a_mend(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, text = tmp_path / "export", tmp_path / "text.txt"
+    shutil.copytree(export, folder)
+    text.write_text("hello\n")
+    rows = task_rows.write_rows(tmp_path / "rows", task_rows.made_rows(2))
+    commands = (
+        ["generate", str(folder), "--prompt", "a"],
+        ["eval", "perplexity", str(folder), str(text)],
+        ["eval", "tasks", str(folder), "--tasks", "sciq", "--data", str(rows)],
+    )
+
+    def told() -> set[str]:
+        capsys.readouterr()
+        lines = []
+        for command in commands:
+            assert main([*command, "--device", "cpu"]) == 2
+            lines += capsys.readouterr().err.splitlines()
+        assert len(lines) == len(commands)
+        return set(lines)
+
+    mend = "; copy it again, or convert again"
+    weights, tokenizer = folder / "model.safetensors", folder / "tokenizer.json"
+    for size in (weights.stat().st_size // 2, 0):
+        os.truncate(weights, size)
+        (line,) = told()
+        assert line.startswith(f"sgt-ds: {weights}: cannot be loaded (Error while deserializing")
+        assert line.endswith(mend)
+    shutil.copyfile(export / weights.name, weights)
+    tokenizer.write_text('{"model": {"type": "none"}, "added_tokens": []}')
+    (line,) = told()
+    assert line.startswith(f"sgt-ds: {folder}: cannot be loaded (")
+    assert line.endswith(mend)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert told() == {
+        f"sgt-ds: {folder}: tokenizer: is missing; convert again with --tokenizer FILE"
+    }
 
 
 @pytest.mark.parametrize("where", ["auto", "disk"])

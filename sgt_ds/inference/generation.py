@@ -18,6 +18,7 @@ import torch
 
 from sgt_ds.errors import UserError
 from sgt_ds.inference.device import usable_device
+from sgt_ds.inference.folder import LOADING_FAULTS, cannot_be_loaded, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -97,17 +98,10 @@ class Speaker:
         wanted: Any = torch.float32 if half else _DTYPES.get(dtype or "", "auto")
         try:
             self.model: Any = kind.from_pretrained(directory, dtype=wanted, use_safetensors=True)
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise _unreadable(directory, error) from None
-        if not (directory / "tokenizer_config.json").is_file():
-            raise UserError(
-                directory, "tokenizer", "is missing; convert again with --tokenizer FILE"
-            )
-        try:
-            # Not AutoTokenizer: it would ask on the terminal whether to run the folder's own code.
-            self.tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(directory)
-        except (OSError, ValueError, KeyError) as error:
-            raise _unreadable(directory, error) from None
+        except LOADING_FAULTS as error:
+            raise cannot_be_loaded(directory, error) from None
+        # Not AutoTokenizer: it would ask on the terminal whether to run the folder's own code.
+        self.tokenizer: Any = load_tokenizer(PreTrainedTokenizerFast, directory)
         self.model.to(self.device).eval()
 
     def complete(
@@ -226,11 +220,6 @@ def _model_class(directory: Path) -> Any:
 
         return SgtForCausalLM
     raise UserError(path, "model_type", f"'{model_type}' is neither llama nor sgt; {mend}")
-
-
-def _unreadable(directory: Path, error: Exception) -> UserError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return UserError(directory, None, f"cannot be loaded ({lines[0]}); convert again")
 
 
 def _continuation(tokenizer: Any, prompt: list[int], ids: list[int]) -> str:

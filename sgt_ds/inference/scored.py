@@ -19,6 +19,7 @@ from sgt_ds.checkpoints import being_read
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation import Encoder, Logits, TrainingEncoder
 from sgt_ds.inference.device import usable_device
+from sgt_ds.inference.folder import LOADING_FAULTS, cannot_be_loaded, load_tokenizer
 from sgt_ds.inference.source import find_checkpoint, read_source, verify_source
 from sgt_ds.inference.zero import MasterWeights
 from sgt_ds.model import Transformer, loop_inputs
@@ -110,10 +111,9 @@ def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> Sc
             directory, dtype=wanted, use_safetensors=True, trust_remote_code=False
         )
         model = loaded.to(device).eval()
-        tokenizer = plain.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(directory, None, f"cannot be loaded ({first})") from None
+    except LOADING_FAULTS as error:
+        raise cannot_be_loaded(directory, error) from None
+    tokenizer = load_tokenizer(plain, directory, trust_remote_code=False)
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def logits(ids: Tensor, first: int) -> Tensor:
@@ -176,5 +176,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(path, None, f"cannot be read ({error})") from None
+        mend = "copy it again, or convert again"
+        raise UserError(path, None, f"cannot be read ({error}); {mend}") from None
     return values if isinstance(values, dict) else {}
