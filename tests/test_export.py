@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -36,6 +38,8 @@ SENTENCES = [
     for why in ("cold", "late", "too dark to see")
 ]
 PROBES = [*SENTENCES[::40], "  two  leading spaces", "tab\tand\nline", "emoji 😀 漢字", "½ ﬁ", ""]
+
+STEP_FOLDER = f"checkpoints/step-{STEP:08d}"
 
 # Runs where this package can't be imported, as on the machine of someone who only got the folder.
 FRESH = """
@@ -252,8 +256,9 @@ def test_sentencepiece_ids_survive_the_export(kind: str, runs: Path, tmp_path: P
         minloglevel=2,
     )
     original = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
-    run = runs / ("vanilla" if kind == "unigram" else "fixed")
-    convert(run, tmp_path / "out", tokenizer=str(tmp_path / "spm.model"))
+    run = _copy(runs / ("vanilla" if kind == "unigram" else "fixed"), tmp_path / "run")
+    _restate(run / STEP_FOLDER, tokenizer=str(tmp_path / "spm.model"))
+    convert(run, tmp_path / "out")
     exported = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=False)
     for text in PROBES:
         assert exported(text)["input_ids"] == original.encode(text), text
@@ -287,11 +292,27 @@ def test_huggingface_tokenizer_ids_survive_and_no_token_is_added(
     # The prepared set says which id ends a document; names are only guessed without it.
     entry = {"file": file.name, "eos_id": 1, "bos_id": None, "pad_id": 0}
     (tmp_path / "set" / "manifest.json").write_text(json.dumps({"tokenizer": entry}))
-    convert(runs / "vanilla", tmp_path / "out", tokenizer=str(file))
+    run = _copy(runs / "vanilla", tmp_path / "run")
+    _restate(run / STEP_FOLDER, tokenizer=None)
+    convert(run, tmp_path / "out", tokenizer=str(file))
     exported = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in PROBES:
         assert exported(text)["input_ids"] == original.encode(text).ids
     assert (exported.eos_token_id, exported.bos_token_id, exported.pad_token_id) == (1, None, 0)
+
+
+def _copy(run: Path, copy: Path) -> Path:
+    shutil.copytree(run, copy)
+    return copy
+
+
+def _restate(checkpoint: Path, **facts: Any) -> None:
+    """A checkpoint that is whole and signed, with other facts."""
+    file = checkpoint / "state.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **facts}))
+    manifest = read_manifest(checkpoint)
+    files = {**manifest.files, file.name: record_of(file)}
+    write_manifest(checkpoint, dataclasses.replace(manifest, files=files))
 
 
 def _flip_a_bit(checkpoint: Path) -> None:
@@ -309,13 +330,8 @@ def _lose_a_partition(checkpoint: Path) -> None:
 
 def _another_architecture(checkpoint: Path) -> None:
     """Whole and signed, but its state tells of a model with more layers."""
-    file = checkpoint / "state.json"
-    values = json.loads(file.read_text())
-    values["model"]["num_layers"] += 1
-    file.write_text(json.dumps(values))
-    manifest = read_manifest(checkpoint)
-    files = {**manifest.files, file.name: record_of(file)}
-    write_manifest(checkpoint, dataclasses.replace(manifest, files=files))
+    model = json.loads((checkpoint / "state.json").read_text())["model"]
+    _restate(checkpoint, model={**model, "num_layers": model["num_layers"] + 1})
 
 
 @pytest.mark.parametrize(
@@ -341,7 +357,7 @@ def test_bad_input_is_one_line_and_leaves_no_folder(
     run = tmp_path / "run"
     shutil.copytree(runs / "decay", run)
     if callable(damage):
-        damage(run / "checkpoints" / f"step-{STEP:08d}")
+        damage(run / STEP_FOLDER)
     place = tmp_path / "place"
     place.mkdir()
     status = main(["convert", str(run), "--out", str(place / "out"), *arguments])
@@ -351,6 +367,44 @@ def test_bad_input_is_one_line_and_leaves_no_folder(
     # What only the whole, verified checkpoint shows comes after that progress line.
     assert [line.split(":")[0] for line in before] == ["verify"] * (damage is _another_architecture)
     assert list(place.iterdir()) == []
+
+
+def _words(file: Path, size: int) -> str:
+    words = Tokenizer(models.WordLevel({f"word{n}": n for n in range(size)}, unk_token="word0"))
+    words.save(str(file))
+    return str(file)
+
+
+def test_another_tokenizer_than_the_models_is_exported_with_it(
+    runs: Path, sentencepiece_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ids are other words: what the export then says is no text."""
+    run, out = _copy(runs / "vanilla", tmp_path / "run"), tmp_path / "out"
+    own, other = _words(tmp_path / "own.json", 300), _words(tmp_path / "other.json", 40)
+    again = tmp_path / "again.json"  # the same in another layout
+    again.write_text(json.dumps(json.loads(Path(own).read_text())))
+    sha256 = hashlib.sha256(Path(own).read_bytes()).hexdigest()
+    trained = "40 ids and is not the one that the model was trained with, of 300 ids; "
+    copy = "give a copy of that one with --tokenizer"
+    gone = str(tmp_path / "gone.json")
+    for facts, given, mend in (
+        ({"tokenizer": own}, other, "leave --tokenizer out to take the run's own"),
+        ({"tokenizer": gone, "tokenizer_sha256": sha256, "tokenizer_ids": 300}, other, copy),
+        ({"tokenizer": other, "tokenizer_sha256": sha256, "tokenizer_ids": 300}, None, copy),
+        ({"tokenizer": gone}, other, copy),
+    ):
+        unknown = {"tokenizer_sha256": None, "tokenizer_ids": None}
+        _restate(run / STEP_FOLDER, **{**unknown, **facts})
+        flag = [] if given is None else ["--tokenizer", given]
+        assert main(["convert", str(run), "--out", str(out), *flag]) == 2
+        assert capsys.readouterr().err == f"sgt-ds: {other}: tokenizer: has {trained}{mend}\n"
+        if given is None:
+            assert main(["eval", "perplexity", str(run), own]) == 2
+            assert capsys.readouterr().err.splitlines()[-1].endswith(trained + mend)
+    for given in (own, str(again)):
+        _restate(run / STEP_FOLDER, tokenizer=own)
+        assert main(["convert", str(run), "--out", str(out), "--tokenizer", given]) == 0
+        shutil.rmtree(out)
 
 
 @pytest.mark.parametrize(
@@ -366,11 +420,12 @@ def test_full_disk_is_one_line_and_leaves_no_folder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     place = tmp_path / "place"
-    command = ["convert", str(runs / "vanilla"), "--out", str(place / "out"), "--dtype", "fp32"]
+    run = runs / "vanilla"
     if tokenizer == "tokenizer.json":
-        words = Tokenizer(models.WordLevel({f"word{n}": n for n in range(299)}, unk_token="word0"))
-        words.save(str(tmp_path / tokenizer))
-        tokenizer = str(tmp_path / tokenizer)
+        tokenizer = _words(tmp_path / tokenizer, 299)
+        _restate(_copy(run, tmp_path / "run") / STEP_FOLDER, tokenizer=tokenizer)
+        run = tmp_path / "run"
+    command = ["convert", str(run), "--out", str(place / "out"), "--dtype", "fp32"]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:

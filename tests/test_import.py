@@ -112,6 +112,10 @@ def test_a_run_that_does_not_begin_with_the_imported_weights(tmp_path: Path) -> 
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
     assert expected > 6.3  # far from ln 384: no untrained model of ours has this loss
     assert abs(loss - expected) < 1e-5 * expected
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("step-*/state.json")
+    facts = json.loads(saved.read_text())  # what conversion holds a given tokenizer against
+    assert facts["tokenizer_sha256"] == tokens.tokenizer_sha256
+    assert facts["tokenizer_ids"] == tokens.vocab_size
     convert(tmp_path / "run", tmp_path / "out", dtype="fp32")
     weights, before = load_file(tmp_path / "out" / "model.safetensors"), stock.state_dict()
     assert weights.keys() == before.keys()

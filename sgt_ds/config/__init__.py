@@ -18,7 +18,7 @@ from sgt_ds.config.loading import (
     dump_run_config,
     load_run_config,
 )
-from sgt_ds.config.model import PRESETS, ModelConfig
+from sgt_ds.config.model import PRESETS, VOCABULARY_MULTIPLE, ModelConfig
 from sgt_ds.config.run import (
     CheckpointConfig,
     DataConfig,
@@ -44,6 +44,7 @@ from sgt_ds.config.start import check_start
 
 __all__ = [
     "PRESETS",
+    "VOCABULARY_MULTIPLE",
     "CheckpointConfig",
     "DataConfig",
     "DataSource",

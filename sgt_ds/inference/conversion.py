@@ -28,7 +28,7 @@ from sgt_ds.inference.source import (
     read_source,
     verify_source,
 )
-from sgt_ds.inference.tokenizer import TokenIds, export_tokenizer
+from sgt_ds.inference.tokenizer import TokenIds, check_tokenizer, export_tokenizer
 from sgt_ds.inference.weights import (
     DTYPES,
     PIECE,
@@ -211,6 +211,8 @@ def _tokenizer_file(source: Source, given: str | None) -> Path | None:
         raise UserError(
             path, "tokenizer", "is not there; give --tokenizer FILE, or none to omit it"
         )
+    if path is not None:
+        check_tokenizer(path, source)
     return path
 
 

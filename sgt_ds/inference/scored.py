@@ -21,6 +21,7 @@ from sgt_ds.evaluation import Encoder, Logits, TrainingEncoder
 from sgt_ds.inference.device import usable_device
 from sgt_ds.inference.folder import LOADING_FAULTS, cannot_be_loaded, load_tokenizer
 from sgt_ds.inference.source import find_checkpoint, read_source, verify_source
+from sgt_ds.inference.tokenizer import check_tokenizer
 from sgt_ds.inference.zero import MasterWeights
 from sgt_ds.model import Transformer, loop_inputs
 
@@ -148,6 +149,7 @@ def _from_checkpoint(path: Path, device: torch.device, dtype: str | None) -> Sco
     source = read_source(path)
     if source.tokenizer is None or not source.tokenizer.is_file():
         raise UserError(path, "tokenizer", f"{source.tokenizer} is not there; convert, and give it")
+    check_tokenizer(source.tokenizer, source)
     weights = MasterWeights(path)
     model = Transformer(source.model)
     with torch.no_grad():

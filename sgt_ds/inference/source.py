@@ -30,6 +30,10 @@ class Source:
     passes: dict[int, Passes]
     """What each looping layer runs in the update after `step`."""
     tokenizer: Path | None
+    tokenizer_sha256: str | None
+    """Of the file that training read, in hex; None where an older version wrote the checkpoint."""
+    tokenizer_ids: int | None
+    """How many ids that one has; None as above."""
     sequence_length: int | None
     tokens: int | None
     flops: dict[str, int]
@@ -120,6 +124,8 @@ def read_source(path: Path) -> Source:
         step=step,
         passes=passes,
         tokenizer=None if tokenizer is None else Path(tokenizer),
+        tokenizer_sha256=values.get("tokenizer_sha256"),
+        tokenizer_ids=values.get("tokenizer_ids"),
         sequence_length=length,
         tokens=tokens,
         flops=flops,

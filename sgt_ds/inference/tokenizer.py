@@ -6,10 +6,15 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sgt_ds.config import VOCABULARY_MULTIPLE
 from sgt_ds.errors import UserError
+from sgt_ds.files import sha256_of
 from sgt_ds.inference.spm import tokenizer_of
+
+if TYPE_CHECKING:
+    from sgt_ds.inference.source import Source
 
 # Names that end a text, begin one or fill a batch, in the order in which they are tried where the
 # prepared set doesn't say.
@@ -37,26 +42,16 @@ def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length:
     token where the tokenizer has no filler.
     Raises: UserError where the file is neither, or has more ids than the model; OSError.
     """
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    if _is_json(path):
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # `tokenizers` raises no narrower class
-            raise UserError(path, "tokenizer", f"is no tokenizer ({error}); give another") from None
-        if tokenizer.encode("a").ids != tokenizer.encode("a", add_special_tokens=False).ids:
-            tokenizer.post_processor = None
-        told: dict[str, bool] = {}
-    else:
-        tokenizer = tokenizer_of(path)
+    tokenizer = _read(path)
+    told: dict[str, bool] = {}
+    if not _is_json(path):
         shutil.copyfile(path, out / "tokenizer.model")
         # For converters that read the model file: they would put a space and BOS before each text.
         spaced = tokenizer.pre_tokenizer.prepend_scheme == "always"
         told = {"add_prefix_space": spaced, "add_bos_token": False, "add_eos_token": False}
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    size = _size(tokenizer)
     if size > vocab_size:
         raise UserError(
             path, "tokenizer", f"has {size} ids and the model {vocab_size}; give the run's own"
@@ -90,6 +85,60 @@ def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length:
         written = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps({**written, **told}, indent=2) + "\n", encoding="utf-8")
     return ids
+
+
+def check_tokenizer(path: Path, source: Source) -> None:
+    """Hold the file `path` against what is known of the tokenizer that the model was trained with.
+
+    Known is what the checkpoint says of it, and the run's own file where it is still there; without
+    either, rows for ids alone: fewer than the rows that pad a vocabulary may be left over.
+    Raises: UserError where it is another one, or none.
+    """
+    own, sha256, ids = source.tokenizer, source.tokenizer_sha256, source.tokenizer_ids
+    if own is not None and not own.is_file():
+        own = None
+    if sha256 is None and own is not None:
+        sha256 = sha256_of(own)
+    if sha256_of(path) == sha256:
+        return
+    given = _read(path)
+    size, known = _size(given), source.model.vocab_size
+    mend = "give a copy of that one with --tokenizer"
+    if sha256 is None and size > known - VOCABULARY_MULTIPLE:
+        return
+    if own is not None and sha256_of(own) == sha256:
+        trained = _read(own)
+        if trained.to_str() == given.to_str():  # the same in another layout
+            return
+        ids, mend = _size(trained), "leave --tokenizer out to take the run's own"
+    raise UserError(
+        path,
+        "tokenizer",
+        f"has {size:,} ids and is not the one that the model was trained with, of "
+        f"{known if ids is None else ids:,} ids; {mend}",
+    )
+
+
+def _read(path: Path) -> Any:
+    """The `tokenizers.Tokenizer` of a file, which adds, cuts and fills nothing. Raises: UserError."""
+    from tokenizers import Tokenizer
+
+    if _is_json(path):
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # `tokenizers` raises no narrower class
+            raise UserError(path, "tokenizer", f"is no tokenizer ({error}); give another") from None
+        if tokenizer.encode("a").ids != tokenizer.encode("a", add_special_tokens=False).ids:
+            tokenizer.post_processor = None
+    else:
+        tokenizer = tokenizer_of(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _size(tokenizer: Any) -> int:
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def _is_json(path: Path) -> bool:

@@ -142,7 +142,6 @@ def build_trainer(
         device=ranks.device,
         writes=lambda: heartbeat.enter("report"),
     )
-    tokenizer = loader.token_sets[0].tokenizer_file
     planned = earliest_outcome(
         config.model,
         config.method,
@@ -156,7 +155,7 @@ def build_trainer(
         config,
         ranks,
         engine,
-        tokenizer=tokenizer,
+        token_set=loader.token_sets[0],
         telemetry=telemetry,
         waiting=heartbeat.waiting,
         moved=heartbeat.moved,

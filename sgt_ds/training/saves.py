@@ -10,6 +10,7 @@ from typing import Any
 
 from sgt_ds import checkpoints
 from sgt_ds.config import RunConfig, RunLayout, config_hash
+from sgt_ds.data import TokenSet
 from sgt_ds.telemetry import Exporter
 from sgt_ds.training.engine import Ranks
 
@@ -30,12 +31,12 @@ class RunCheckpoints:
         ranks: Ranks,
         engine: Any,
         *,
-        tokenizer: Path,
+        token_set: TokenSet,
         telemetry: Exporter | None,
         waiting: Callable[[], AbstractContextManager[None]],
         moved: Callable[[], None],
     ) -> None:
-        """`tokenizer`: the file that turns the model's ids into text, for an export.
+        """`token_set`: whose tokenizer turns the model's ids into text, for an export.
 
         `waiting`: surrounds every wait for the other ranks. `moved`: told of what is copied.
         """
@@ -57,7 +58,9 @@ class RunCheckpoints:
             "method": config.method,
             "interval": config.growth.interval,
             "sequence_length": config.data.sequence_length,
-            "tokenizer": str(tokenizer.resolve()),
+            "tokenizer": str(token_set.tokenizer_file.resolve()),
+            "tokenizer_sha256": token_set.tokenizer_sha256,
+            "tokenizer_ids": token_set.vocab_size,
             "config": config.model_dump(mode="json"),
             "config_hash": config_hash(config),
         }
