@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_checkpoints import write_checkpoint
 
 from sgt_ds.checkpoints import (
     list_checkpoints,
@@ -27,7 +28,10 @@ from sgt_ds.checkpoints import (
     verify,
 )
 from sgt_ds.checkpoints.manifest import Manifest, read_manifest, record_of, write_manifest
+from sgt_ds.cli import main
+from sgt_ds.config import ModelConfig
 from sgt_ds.errors import UserError
+from sgt_ds.model import Transformer
 from sgt_ds.ports import free_ports
 
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
@@ -306,6 +310,46 @@ def test_a_hostile_manifest_is_one_line_and_exit_2(
     [newest, older] = sorted(list_checkpoints(copy), key=lambda info: -info.step)
     assert newest.fault is not None
     assert older.fault is None
+
+
+def test_a_fault_is_told_with_its_path_twice_or_without_a_mend_or_with_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = ModelConfig(
+        num_layers=1, hidden_size=8, intermediate_size=16, num_heads=2, vocab_size=300
+    )
+    run, model = tmp_path / "run", Transformer(shape)
+    older, newer = (write_checkpoint(run, model, step=step) for step in (3, 6))
+
+    def told(*command: str) -> list[str]:
+        capsys.readouterr()
+        assert main([*command]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        return [line.removeprefix("sgt-ds: ") for line in lines if line.startswith("sgt-ds: ")]
+
+    convert = ("convert", str(run), "--out", str(tmp_path / "out"))
+    weights = newer / "mp_rank_00_model_states.pt"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 4
+    weights.write_bytes(content)
+    fault = f"{newer}: {weights.name}: differs from what was written (xxh3 does not match); "
+    verifies = f"`sgt-ds checkpoint verify {newer.parent}`"
+    assert told("checkpoint", "verify", str(run)) == [f"{fault}use {older.name}"]
+    assert told("checkpoint", "verify", str(newer)) == [
+        f"{fault}use another one, {verifies} tells which are good"
+    ]
+    assert told(*convert) == [f"{fault}name one with --tag that {verifies} calls good"]
+    for path in (older, newer):
+        (path / "manifest.json").unlink()
+    lacks = "manifest.json: is missing: no whole checkpoint; "
+    mend = ", copy them back from elsewhere or train anew"
+    assert told("checkpoint", "verify", str(run)) == [
+        f"{path}: {lacks}none here is good{mend}" for path in (newer, older)
+    ]
+    assert told(*convert) == [
+        f"{newer}: {lacks}no other one here is whole{mend.replace('them', 'it')}"
+    ]
+    assert [info.fault for info in list_checkpoints(newer.parent)] == [lacks.removesuffix("; ")] * 2
 
 
 def test_verify_and_list_speak_json_and_exit_2_on_a_fault(copy: Path) -> None:

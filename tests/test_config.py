@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sgt_ds.cli import main
 from sgt_ds.config import (
     PRESETS,
     RunConfig,
@@ -66,7 +67,7 @@ def test_presets_have_the_paper_s_sizes() -> None:
         ),
         ("growth.heads=20", "growth.heads: 20 exceeds the model's 16; set 16 or fewer"),
         ("growth.layers=16", "growth.layers: 16 exceeds the 15 eligible layers; set 15 or fewer"),
-        ("growth.k_max=0", "growth.k_max: Input should be greater than 0"),
+        ("growth.k_max=0", "growth.k_max: must be above 0 (got 0); correct it"),
         (
             "growth.layers={from_jurnal: x}",
             "growth.layers.from_jurnal: unknown key; did you mean 'from_journal'?",
@@ -92,9 +93,21 @@ def test_presets_have_the_paper_s_sizes() -> None:
         ("run_dir=", "run_dir: is empty; give a value"),
         ("run_dir=3", "run_dir: must be a path, in quotes where it reads like a number (got 3)"),
         ("preset=537m", "preset: '537m' is unknown; did you mean '573m'?"),
-        ("training.steps=many", "training.steps: Input should be a valid integer"),
+        ("preset=573", "preset: '573' is unknown; did you mean '573m'?"),
+        ("telemetry.port=http", "telemetry.port: must be a whole number, as 9400 (got 'http')"),
+        ("training.steps=1e3", "training.steps: must be a whole number, as "),
+        ("optimizer.lr=x", "optimizer.lr: must be a number, as 0.0006 (got 'x'); correct it"),
+        ("data.document_mask=3", "data.document_mask: must be true or false (got 3); correct it"),
+        (
+            "growth.direction=D2S",
+            "growth.direction: must be 'd2s' or 's2d' (got 'D2S'); did you mean 'd2s'?",
+        ),
+        (
+            "telemetry.wandb=true",
+            "telemetry.wandb: is true, which is no value for this key; give its keys, as {project:",
+        ),
         ("training.steps=true", "training.steps: is true, which is no value for this key"),
-        ("optimizer.lr=.inf", "optimizer.lr: Input should be a finite number"),
+        ("optimizer.lr=.inf", "optimizer.lr: must be a finite number (got inf)"),
         ("preset=[1]", "preset: '[1]' is unknown"),
         ("run_dir=''", "run_dir: is the current directory"),
         (
@@ -367,3 +380,26 @@ def test_a_fault_of_the_command_line_is_told_of_the_file(
     if "YAML" not in told:
         with pytest.raises(UserError, match=re.escape(str(run_file))):
             load_run_config(run_file, [override])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["trian"], "'trian' is unknown; did you mean 'train'?; known: config, tokenizer,"),
+        (["growth", "shwo", "run"], "'shwo' is unknown; did you mean 'show'?; known: replay,"),
+        (["convert", "run", "--out", "x", "--dtype", "FP32"], "'FP32' is unknown; did you mean"),
+        (["convert", "run", "--out", "x", "--trim-vocba"], "did you mean '--trim-vocab'?"),
+        (["plan", "--method", "SGT"], "'SGT' is unknown; did you mean 'sgt'?; known: vanilla,"),
+        (["plan", "--preset", "573"], "'573' is unknown; did you mean '573m'?; known: tiny,"),
+    ],
+)
+def test_a_mistyped_word_is_told_without_the_one_that_was_meant(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    said = capsys.readouterr().err
+    assert (status, said.count("\n")) == (2, 1)
+    assert meant in said

@@ -192,7 +192,10 @@ def test_rows_from_packed_files_or_through_datasets_differ(tmp_path: Path, rows:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"question": "Who?"}', "line 2: has no 'choices' that arc_easy knows"),
+        (
+            '{"question": "Who?"}',
+            "line 2: has no 'choices' that arc_easy knows; give rows in the form of allenai/ai2_arc, or",
+        ),
         ('{"question": "Who?", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "B"}', "B"),
         ("[1, 2]", "line 2: is no JSON object"),
         ("{", "line 2: is not JSON"),
@@ -209,7 +212,7 @@ def test_a_row_of_another_form_ends_in_a_traceback(
     assert said in told
     assert told.count("\n") == 1
     assert main([*command, "--tasks", "arc_hard"]) == 2
-    assert "'arc_hard' is unknown" in capsys.readouterr().err
+    assert "'arc_hard' is unknown; did you mean 'arc_easy'?" in capsys.readouterr().err
     assert main([*command, "--tasks", "sciq"]) == 2
 
 

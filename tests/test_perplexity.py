@@ -270,4 +270,4 @@ def test_what_is_no_model_is_told_in_the_words_of_another_command(
     assert main(["eval", "perplexity", str(tmp_path / "run"), str(jsonl)]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"sgt-ds: {checkpoint}: state.json: ")
-    assert line.endswith("; name another one with --tag")
+    assert line.endswith("; no other one here is whole, copy it back from elsewhere or train anew")

@@ -113,7 +113,7 @@ def test_own_journal_that_needs_flags_or_ignores_them(
 BAD_USE = {
     "more layers than are eligible": (["--layers", "4"], "--layers: 4 exceeds the 3 eligible"),
     "more heads than there are": (["--heads", "3"], "--heads: 3 exceeds the model's 2"),
-    "no loop": (["--k-max", "0"], "--k-max: "),
+    "no loop": (["--k-max", "0"], "--k-max: must be above 0 (got 0)"),
     "excluded layer that is none": (["--exclude-layers", "9"], "--exclude-layers: layer 9"),
     "average of the past alone": (["--ema", "1"], "--ema: "),
     "unknown method": (["--method", "stg"], "--method: 'stg' is unknown; did you mean 'sgt'"),
@@ -205,6 +205,10 @@ def test_table_that_hides_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     document = json.loads(capsys.readouterr().out)
     assert [taken["step"] for taken in document["decisions"]] == [10, 20, 30, 40]
     assert document["loops"]["3"] == {"depth": 2, "heads": [1]}
+    # The same columns under the same words wherever they stand.
+    for command, tables in (("replay", 1), ("what-if", 2)):
+        assert main(["growth", command, str(tmp_path / "run")]) == 0
+        assert capsys.readouterr().out.splitlines().count(rows[1]) == tables
 
 
 def test_estimate_that_passes_for_a_measurement(

@@ -70,7 +70,11 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     assert metrics.startswith(layout.metrics.read_bytes())
     assert (runs.last_step(run), read_history(run).last_step) == (12, 12)
     assert [line.decision.step for line in read_history(run).decisions][-1] <= 12
-    assert "nothing is left to set aside" in roll_back(capsys, run, "--to", "13")[1]
+    none_left = "nothing is left to set aside"
+    assert (
+        f"{none_left}: the run has not come to step 13" in roll_back(capsys, run, "--to", "13")[1]
+    )
+    assert f"{none_left}\n" in roll_back(capsys, run, "--to", "12")[1]
     assert [folder.name for folder in layout.set_aside.iterdir()] == ["001"]
 
     process = subprocess.Popen(

@@ -29,6 +29,9 @@ DEEPEST_JSON = 50
 
 PIECE_BYTES = 1 << 20
 
+ANOTHER = "use another checkpoint"
+"""The mend where nothing can be done for this one."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
@@ -96,7 +99,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.is_file() and not path.is_symlink():
-        raise UserError(folder, MANIFEST_NAME, "is missing: no whole checkpoint; use another one")
+        raise UserError(folder, MANIFEST_NAME, f"is missing: no whole checkpoint; {ANOTHER}")
     document = read_json_object(path)
     version = document.get("format")
     if version != FORMAT:
@@ -105,7 +108,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     files = document.get("files")
     if not isinstance(files, dict) or not files:
-        raise UserError(path, "files", "must be a table of files; use another checkpoint")
+        raise UserError(path, "files", f"must be a table of files; {ANOTHER}")
     records: dict[str, FileRecord] = {}
     for name, entry in files.items():
         if not _is_plain_name(name):
@@ -163,17 +166,17 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise UserError(path, None, f"is nested deeper than {DEEPEST_JSON} levels") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(path, None, f"cannot be read ({error}); use another checkpoint") from None
+        raise UserError(path, None, f"cannot be read ({error}); {ANOTHER}") from None
     except json.JSONDecodeError as error:
         raise UserError(
-            path, f"line {error.lineno}", f"is not valid JSON: {error.msg}; use another checkpoint"
+            path, f"line {error.lineno}", f"is not valid JSON: {error.msg}; {ANOTHER}"
         ) from None
     except ValueError as error:  # an integer of more digits than the interpreter converts
         raise UserError(path, None, f"cannot be read ({error})") from None
     if nesting(document) > DEEPEST_JSON:
         raise UserError(path, None, f"is nested deeper than {DEEPEST_JSON} levels")
     if not isinstance(document, dict):
-        raise UserError(path, None, "must hold a JSON object; use another checkpoint")
+        raise UserError(path, None, f"must hold a JSON object; {ANOTHER}")
     return document
 
 

@@ -21,7 +21,9 @@ def checkpoint_until(directory: Path, step: int) -> CheckpointInfo:
     found = store.newest_good(directory, until=step)
     if found is None:
         there = sorted(info.step for info in store.list_checkpoints(directory))
-        have = f"the oldest is of step {there[0]}" if there else "there is none at all"
+        have = "there is none at all"
+        if there:
+            have = f"the oldest is of step {there[0]}" if there[0] > step else "all are damaged"
         raise UserError(
             directory, f"--to {step}", f"no good checkpoint at or before that step; {have}"
         )

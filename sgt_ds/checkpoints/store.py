@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sgt_ds.checkpoints.manifest import (
+    ANOTHER,
     MANIFEST_NAME,
     STATE_NAME,
     check_sizes,
@@ -130,7 +131,7 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
     try:
         manifest = read_manifest(path)
     except UserError as error:
-        return [str(error)]
+        return [_fault_in(path, error)]
     faults = check_sizes(path, manifest)
     broken = {fault.split(":")[0] for fault in faults}
     for name, record in sorted(manifest.files.items()):
@@ -155,8 +156,7 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
         try:
             state = read_state(path)
         except UserError as error:
-            where = f" {error.field}:" if error.field else ""
-            faults.append(f"{STATE_NAME}:{where} {error.mend}")
+            faults.append(_fault_in(path, error))
         else:
             faults += [
                 f"{STATE_NAME}: {key} is not that of {MANIFEST_NAME} ({wanted})"
@@ -258,7 +258,14 @@ def _info(path: Path, step: int, latest: bool) -> CheckpointInfo:
         )
     except (UserError, OSError) as error:
         # Without its manifest nothing says how old it is: older than all that have one.
-        return CheckpointInfo(path, step, -1, 0, 0, latest, str(error))
+        fault = _fault_in(path, error) if isinstance(error, UserError) else str(error)
+        return CheckpointInfo(path, step, -1, 0, 0, latest, fault)
+
+
+def _fault_in(path: Path, error: UserError) -> str:
+    """An error of the checkpoint `path` as one of its faults, which name a file and no mend."""
+    told = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}/")
+    return told.removesuffix(f"; {ANOTHER}")
 
 
 def resolve(path: Path) -> Path:

@@ -93,14 +93,26 @@ def check(options: argparse.Namespace) -> int:
         print_json(
             [{"path": str(path), "good": not faults, "faults": faults} for path, faults in report]
         )
+    mend = _mend(given, report)
     for path, faults in report:
         if not faults and not options.json:
             print(f"{path}: good")
-        for fault in faults:
-            print(f"sgt-ds: {path}: {fault}", file=sys.stderr)
+        for number, fault in enumerate(faults, 1):
+            end = mend if number == len(faults) and path.is_dir() else ""
+            print(f"sgt-ds: {path}: {fault}{end}", file=sys.stderr)
     if pointer is not None:
         print(f"sgt-ds: {_folder(given)}: {pointer}", file=sys.stderr)
     return 2 if pointer is not None or any(faults for _, faults in report) else 0
+
+
+def _mend(given: Path, report: list[tuple[Path, list[str]]]) -> str:
+    """What to take in place of a damaged checkpoint, as the end of its line."""
+    good = next((path for path, faults in report if not faults), None)
+    if good is not None:
+        return f"; use {good.name}"
+    if [path for path, _ in report] == [given]:
+        return f"; use another one, `sgt-ds checkpoint verify {given.parent}` tells which are good"
+    return "; none here is good, copy them back from elsewhere or train anew"
 
 
 def _folder(directory: Path) -> Path:

@@ -22,6 +22,14 @@ class Parser(argparse.ArgumentParser):
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            from sgt_ds.config import nearest
+
+            known = [str(each) for each in action.choices]
+            hint = f"{nearest(str(value), known)}; known: {', '.join(known)}"
+            raise argparse.ArgumentError(action, f"'{value}' is unknown{hint}")
+
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Tells every default, once."""
@@ -146,7 +154,10 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     command: Parser = vars(options).pop("command", parser)
     # argparse takes positional arguments from one place only; overrides may also follow a flag.
     if any(text.startswith("-") or "=" not in text or "overrides" not in options for text in rest):
-        command.error(f"unrecognized arguments: {' '.join(rest)}")
+        from sgt_ds.config import nearest
+
+        hint = nearest(rest[0].partition("=")[0], command._option_string_actions, cutoff=0.7)
+        command.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         options.overrides += rest
     try:

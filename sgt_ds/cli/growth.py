@@ -83,11 +83,14 @@ def replay(options: argparse.Namespace) -> None:
     from sgt_ds.growth import replay as changes
 
     policy, growth, lines, own = policy_of(options.file, options)
-    for decision in changes(lines, policy, growth.entropy_ema, obey_operator=own):
+    taken = changes(lines, policy, growth.entropy_ema, obey_operator=own)
+    for number, decision in enumerate(taken):
         if options.json:
             print_json(change_as_json(decision))
-        else:
-            print(_row(decision))
+            continue
+        if number == 0:
+            print(_HEADER)
+        print(_row(decision))
 
 
 def show(options: argparse.Namespace) -> None:
@@ -134,7 +137,7 @@ def show(options: argparse.Namespace) -> None:
         print("no decision yet" if phase != "fixed" else "this method decides nothing")
         _print_loops(loops_as_json(state))
         return
-    print(f"{'step':>8}  {'event':<9} {'layer':>5} {'depth':>5}  {'heads':<12} {'margin':<15} why")
+    print(_HEADER)
     for line in taken:
         print(_row(line.decision))
     print("margin: standard errors between the last taken (l layer, h head) and the first left out")
@@ -185,6 +188,8 @@ def what_if(options: argparse.Namespace) -> None:
         total, ratio = spent["total_flops"], spent["overhead_ratio"]
         print(f"{name}: {total:.4g} FLOPs, overhead {100 * ratio:.2f}%, {_number(loops, taken)}")
         _print_loops(loops)
+        if taken:
+            print(_HEADER)
         for decision in taken:
             print(_row(decision))
 
@@ -314,8 +319,11 @@ def _print_loops(loops: dict[str, Any]) -> None:
         print(f"  layer {layer}  depth {loop['depth']}  heads {_heads(loop['heads'])}")
 
 
+_HEADER = f"{'step':>8}  {'event':<9} {'layer':>5} {'depth':>5}  {'heads':<12} {'margin':<15} why"
+
+
 def _row(decision: Decision) -> str:
-    """One decision as a row of the table."""
+    """One decision as a row of the table, under `_HEADER`."""
     changed = [
         layer
         for layer, loop in decision.after.loops.items()

@@ -61,7 +61,8 @@ def rollback(options: argparse.Namespace) -> None:
         return
     print(f"{run} resumes from step {done.step}: {done.checkpoint}")
     if done.set_aside is None:
-        print("nothing is left to set aside")
+        beyond = f": the run has not come to step {options.to}" if options.to > done.step else ""
+        print(f"nothing is left to set aside{beyond}")
     else:
         names = ", ".join(path.name for path in done.moved) or "no checkpoint"
         print(f"set aside in {done.set_aside}: {names}; journal and metrics as they were")

@@ -146,7 +146,7 @@ def _build(
 
     from pydantic import ValidationError
 
-    from sgt_ds.config import GrowthConfig, growth_faults
+    from sgt_ds.config import GrowthConfig, growth_faults, in_plain_words
     from sgt_ds.errors import UserError
     from sgt_ds.growth import build_policy, check_method
 
@@ -155,7 +155,7 @@ def _build(
         settings = GrowthConfig.model_validate(growth)
     except ValidationError as error:
         detail = error.errors()[0]
-        mend = f"{detail['msg']} (got {detail['input']!r}); correct it"
+        mend = f"{in_plain_words(detail)} (got {detail['input']!r}); correct it"
         raise UserError(path, place(str(detail["loc"][0])), mend) from None
     for key, fault in growth_faults(method, settings, model):
         if method != "sgt" and place(key) == "--layers" and isinstance(settings.layers, int):

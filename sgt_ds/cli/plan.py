@@ -219,8 +219,11 @@ def _check_said_once(options: argparse.Namespace) -> None:
 
 
 def _check_known(flag: str, value: str | None, known: tuple[str, ...]) -> None:
+    from sgt_ds.config import nearest
+
     if value is not None and value not in known:
-        raise UserError(HERE, flag, f"'{value}' is unknown; known: {', '.join(known)}")
+        hint = f"{nearest(value, known)}; known: {', '.join(known)}"
+        raise UserError(HERE, flag, f"'{value}' is unknown{hint}")
 
 
 def _growth(
@@ -233,7 +236,7 @@ def _growth(
     """The growth settings, checked against method and model."""
     from pydantic import ValidationError
 
-    from sgt_ds.config import GrowthConfig, growth_faults
+    from sgt_ds.config import GrowthConfig, growth_faults, in_plain_words
 
     given = {key: value for key in GROWTH_FLAGS if (value := getattr(options, key)) is not None}
     values = {**base.model_dump(), **given}
@@ -250,7 +253,8 @@ def _growth(
     except ValidationError as error:
         detail = error.errors()[0]
         key = str(detail["loc"][0])
-        raise UserError(HERE, _flag(key), f"{detail['msg']} (got {values[key]!r})") from None
+        mend = f"{in_plain_words(detail)} (got {values[key]!r})"
+        raise UserError(HERE, _flag(key), mend) from None
     for key, fault in growth_faults(method, growth, model):
         mine = source == HERE or key in given
         raise UserError(*((HERE, _flag(key)) if mine else (source, f"growth.{key}")), fault)

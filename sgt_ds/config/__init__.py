@@ -41,6 +41,8 @@ from sgt_ds.config.run_directory import (
     save_run_config,
 )
 from sgt_ds.config.start import check_start
+from sgt_ds.config.suggestions import nearest
+from sgt_ds.config.words import in_plain_words
 
 __all__ = [
     "PRESETS",
@@ -74,7 +76,9 @@ __all__ = [
     "dump_run_config",
     "float8_faults",
     "growth_faults",
+    "in_plain_words",
     "load_run_config",
+    "nearest",
     "precision_of",
     "prepare_run_directory",
     "read_deepspeed_json",

@@ -6,7 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,6 +19,7 @@ from sgt_ds.config.model import PRESETS
 from sgt_ds.config.run import RunConfig
 from sgt_ds.config.sections import fields_at, info_at, is_secret, section_at, section_of
 from sgt_ds.config.suggestions import hint, nearest
+from sgt_ds.config.words import in_plain_words, mend_of
 from sgt_ds.errors import HERE, UserError
 
 # What may differ between a run and its resumption: where it writes and reports, how it is cut into
@@ -223,6 +225,19 @@ def _list_form(info: FieldInfo, value: Any) -> str:
     return _flow([entry])
 
 
+def _form(info: FieldInfo) -> str:
+    """How to write a key that holds a list or a section and nothing else; '' where it may be more."""
+    section, kinds = section_of(info), {*get_args(info.annotation), NoneType}
+    if get_origin(info.annotation) in (list, tuple):
+        return f"; give a list, as {_list_form(info, None)}"
+    if section is None or (info.annotation is not section and kinds != {section, NoneType}):
+        return ""
+    needed = {name: "…" for name, inner in section.model_fields.items() if inner.is_required()}
+    if needed:
+        return f"; give its keys, as {_flow(needed)}"
+    return f"; give keys of it: {', '.join(section.model_fields)}"
+
+
 def _flow(value: Any) -> str:
     text = yaml.safe_dump(
         value, sort_keys=False, default_flow_style=True, width=1000, allow_unicode=True
@@ -258,8 +273,11 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
             keys = ", ".join(lacking)
             return UserError(path, ".".join(location[:-1]) or None, f"lacks {keys}; add them")
         return UserError(path, field, "is missing; add it")
-    message = detail["msg"].removeprefix("Value error, ")
+    info = info_at(location)
+    message = in_plain_words(detail, info.get_default() if info else None)
     if detail["type"] == "value_error":
+        if info is not None and isinstance(detail.get("input"), bool):
+            return UserError(path, field, f"{message}{_form(info)}")
         key, separator, rest = message.partition(": ")
         if separator and field is None and " " not in key:  # a check across sections names its key
             return UserError(path, key, rest)
@@ -269,14 +287,10 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
     if detail["type"] == "model_type":
         keys = ", ".join(fields_at(location))
         return UserError(path, field, f"is a section, not a value; give keys of it: {keys}")
-    if detail["type"] in ("list_type", "tuple_type"):
-        info = info_at(location)
-        if info is not None:
-            message = f"must be a list, as {_list_form(info, detail.get('input'))}"
-    if detail["type"] == "path_type":
-        message = "must be a path, in quotes where it reads like a number"
+    if detail["type"] in ("list_type", "tuple_type") and info is not None:
+        message = f"must be a list, as {_list_form(info, detail.get('input'))}"
     got = "" if is_secret(location) else f" (got {detail.get('input')!r})"
-    return UserError(path, field, f"{message}{got}; correct it")
+    return UserError(path, field, f"{message}{got}{mend_of(detail)}")
 
 
 def _cause(error: ValidationError) -> ErrorDetails:

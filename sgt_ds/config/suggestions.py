@@ -44,9 +44,13 @@ IN_DEEPSPEED: Mapping[str, str] = {
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """The nearest of the known names, as the end of a message; '' where none is near."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
+    """The nearest of the known names, as the end of a message; '' where none is near.
+
+    Capitals count for nothing.
+    """
+    spelt = {each.lower(): each for each in known}
+    matches = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=cutoff)
+    return f"; did you mean '{spelt[matches[0]]}'?" if matches else ""
 
 
 def hint(key: str, parents: Sequence[str]) -> str:

@@ -57,16 +57,22 @@ def _items(task: Task, rule: Rule, location: str, split: str) -> Iterator[Item]:
             item = task.ask[rule](row, str(index))
         except KeyError as error:
             raise UserError(
-                file, place, f"has no {error} that {task.name} knows; is it a row of this task?"
+                file, place, f"has no {error} that {task.name} knows; {_mend(task)}"
             ) from None
         except (ValueError, TypeError, AttributeError, IndexError) as error:
-            raise UserError(file, place, f"is no row of {task.name} ({error})") from None
+            raise UserError(
+                file, place, f"is no row of {task.name} ({error}); {_mend(task)}"
+            ) from None
         if item is None:
             continue
         fault = _fault(item)
         if fault:
             raise UserError(file, place, f"{fault}; correct the row")
         yield item
+
+
+def _mend(task: Task) -> str:
+    return f"give rows in the form of {task.dataset}, or --tasks that they are of"
 
 
 def _fault(item: Item) -> str | None:

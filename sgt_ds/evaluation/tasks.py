@@ -242,8 +242,11 @@ def find_tasks(names: str, *, file: str = "--tasks", field: str | None = None) -
     for name in filter(None, (part.strip() for part in names.split(","))):
         for one in _SEVERAL.get(name, (name,)):
             if one not in TASKS:
-                known = ", ".join([*_SEVERAL, *TASKS])
-                raise UserError(file, field, f"'{one}' is unknown; known: {known}")
+                from sgt_ds.config import nearest
+
+                known = [*_SEVERAL, *TASKS]
+                hint = f"{nearest(one, known)}; known: {', '.join(known)}"
+                raise UserError(file, field, f"'{one}' is unknown{hint}")
             if TASKS[one] in found:
                 raise UserError(file, field, f"'{one}' stands twice; name it once")
             found.append(TASKS[one])

@@ -5,13 +5,12 @@ A policy is pure: equal arguments, equal decisions. It knows no model and no pro
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
-from sgt_ds.config import Entry, GrowthConfig, ModelConfig
+from sgt_ds.config import Entry, GrowthConfig, ModelConfig, nearest
 from sgt_ds.errors import UserError
 from sgt_ds.growth.decision import Decision, Phase
 from sgt_ds.growth.state import State
@@ -58,8 +57,7 @@ POLICIES: Mapping[str, str] = MappingProxyType(
 def check_method(method: str, source: str, field: str = "method") -> None:
     """Raises: UserError naming `source` and `field` where no policy has that name."""
     if method not in POLICIES:
-        near = difflib.get_close_matches(method, POLICIES, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        hint = nearest(method, POLICIES)
         raise UserError(source, field, f"'{method}' is unknown{hint}; known: {', '.join(POLICIES)}")
 
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sgt_ds.checkpoints import seal_start
-from sgt_ds.config import ModelConfig
+from sgt_ds.config import ModelConfig, in_plain_words
 from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count
 from sgt_ds.inference.weights import (
@@ -251,7 +251,7 @@ def _model_of(directory: Path, config: Any, vocab_size: int | None) -> ModelConf
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0]) if first["loc"] else "hidden_size"
-        raise UserError(path, key, first["msg"].removeprefix("Value error, ")) from None
+        raise UserError(path, key, in_plain_words(first)) from None
     if not model.vocab_size <= config.vocab_size <= model.padded_vocab_size:
         raise UserError(
             "--vocab-size",

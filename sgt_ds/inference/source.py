@@ -75,8 +75,16 @@ def verify_source(path: Path) -> None:
         faults = checkpoints.verify(path, progress.advance)
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            fault = faults[0].removeprefix(f"{path}: ").removeprefix(f"{path}/")
-            raise UserError(path, None, f"{fault}{more}; name another one with --tag")
+            raise UserError(path, None, f"{faults[0]}{more}; {_another(path)}")
+
+
+def _another(path: Path) -> str:
+    """What to take in place of a damaged checkpoint."""
+    folder = path.parent
+    whole = [info for info in checkpoints.list_checkpoints(folder) if info.fault is None]
+    if any(info.path.name != path.name for info in whole):
+        return f"name one with --tag that `sgt-ds checkpoint verify {folder}` calls good"
+    return "no other one here is whole, copy it back from elsewhere or train anew"
 
 
 def read_source(path: Path) -> Source:
