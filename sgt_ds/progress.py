@@ -9,6 +9,8 @@ from types import TracebackType
 from tqdm import tqdm
 
 LINE_EVERY_SECONDS = 10.0
+# Sizes from which bytes are told in a larger unit: four digits or more of it are seen to grow.
+_BYTE_UNITS = ((1e11, 1e9, "GB"), (1e7, 1e6, "MB"), (1e4, 1e3, "kB"))
 
 
 def duration(seconds: float) -> str:
@@ -24,7 +26,8 @@ def duration(seconds: float) -> str:
 class Progress:
     """Shows how much of `total` units is done, how fast, and when it ends, on stderr.
 
-    On a terminal a bar; elsewhere one complete line every ten seconds and one at the end.
+    On a terminal a bar; elsewhere one complete line every ten seconds and one at the end. The unit
+    `B` is told as kB, MB or GB where there are many.
     """
 
     def __init__(self, label: str, total: float | None, unit: str) -> None:
@@ -43,6 +46,8 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(amount)
+        elif self.total and self.done >= self.total:
+            return  # the last line, from `close`, says so
         elif time.monotonic() - self._last_line >= LINE_EVERY_SECONDS:
             self._print_line(note)
 
@@ -71,13 +76,22 @@ class Progress:
         self._last_line = now = time.monotonic()
         elapsed = max(now - self._started, 1e-9)
         rate = self.done / elapsed
-        parts = [f"{self.label}: {self.done:,.0f}"]
+        size, unit = self._unit()
+        parts = [f"{self.label}: {self.done / size:,.0f}"]
         if self.total:
-            parts[0] += f"/{self.total:,.0f}"
-        parts[0] += f" {self.unit}"
-        parts.append(f"{rate:,.1f} {self.unit}/s")
+            parts[0] += f"/{self.total / size:,.0f}"
+        parts[0] += f" {unit}"
+        parts.append(f"{rate / size:,.1f} {unit}/s")
         if self.total and rate > 0 and self.done < self.total:
             parts.append(f"ETA {duration((self.total - self.done) / rate)}")
         if note:
             parts.append(note)
         print("  ".join(parts), file=sys.stderr, flush=True)
+
+    def _unit(self) -> tuple[float, str]:
+        """How many of our units the one that is told has, and its name."""
+        if self.unit == "B":
+            for least, size, name in _BYTE_UNITS:
+                if max(self.total or 0, self.done) >= least:
+                    return size, name
+        return 1, self.unit

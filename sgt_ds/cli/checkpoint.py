@@ -86,8 +86,8 @@ def check(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         # A small checkpoint is read before a bar would be seen.
         large = total_bytes > 200e6
-        bar = stack.enter_context(Progress("verify", total_bytes / 1e6, "MB")) if large else None
-        on_bytes = (lambda count: bar.advance(count / 1e6)) if bar is not None else None
+        bar = stack.enter_context(Progress("verify", total_bytes, "B")) if large else None
+        on_bytes = bar.advance if bar is not None else None
         report = [(path, verify(path, on_bytes)) for path in paths]
     if options.json:
         print_json(
