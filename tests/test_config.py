@@ -95,6 +95,10 @@ def test_presets_have_the_paper_s_sizes() -> None:
         ("preset=537m", "preset: '537m' is unknown; did you mean '573m'?"),
         ("preset=573", "preset: '573' is unknown; did you mean '573m'?"),
         ("telemetry.port=http", "telemetry.port: must be a whole number, as 9400 (got 'http')"),
+        (
+            "telemetry.port=''",
+            "telemetry.port: must be a whole number, as 9400 (got ''); correct it",
+        ),
         ("training.steps=1e3", "training.steps: must be a whole number, as "),
         ("optimizer.lr=x", "optimizer.lr: must be a number, as 0.0006 (got 'x'); correct it"),
         ("data.document_mask=3", "data.document_mask: must be true or false (got 3); correct it"),

@@ -385,7 +385,7 @@ def test_another_tokenizer_than_the_models_is_exported_with_it(
     again.write_text(json.dumps(json.loads(Path(own).read_text())))
     sha256 = hashlib.sha256(Path(own).read_bytes()).hexdigest()
     trained = "40 ids and is not the one that the model was trained with, of 300 ids; "
-    copy = "give a copy of that one with --tokenizer"
+    copy = "give `sgt-ds convert --tokenizer` a copy of that one"
     gone = str(tmp_path / "gone.json")
     for facts, given, mend in (
         ({"tokenizer": own}, other, "leave --tokenizer out to take the run's own"),

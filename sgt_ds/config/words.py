@@ -38,7 +38,10 @@ def in_plain_words(detail: ErrorDetails, example: Any = None) -> str:
 
 
 def mend_of(detail: ErrorDetails) -> str:
-    """The nearest of the values that are possible, where one is near."""
-    expected = str(detail.get("ctx", {}).get("expected", ""))
-    known = [name.strip("'") for name in expected.replace(" or ", ", ").split(", ")]
+    """The nearest of the values that are possible, where they are counted and one is near."""
+    if detail["type"] != "literal_error":
+        return "; correct it"
+    known = [
+        name.strip("'") for name in detail["ctx"]["expected"].replace(" or ", ", ").split(", ")
+    ]
     return nearest(str(detail.get("input")), known) or "; correct it"

@@ -98,15 +98,15 @@ def check_tokenizer(path: Path, source: Source) -> None:
     if own is not None and not own.is_file():
         own = None
     if sha256 is None and own is not None:
-        sha256 = sha256_of(own)
-    if sha256_of(path) == sha256:
+        sha256 = _digest(own)
+    if _digest(path) == sha256:
         return
     given = _read(path)
     size, known = _size(given), source.model.vocab_size
-    mend = "give a copy of that one with --tokenizer"
+    mend = "give `sgt-ds convert --tokenizer` a copy of that one"
     if sha256 is None and size > known - VOCABULARY_MULTIPLE:
         return
-    if own is not None and sha256_of(own) == sha256:
+    if own is not None and _digest(own) == sha256:
         trained = _read(own)
         if trained.to_str() == given.to_str():  # the same in another layout
             return
@@ -135,6 +135,14 @@ def _read(path: Path) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _digest(path: Path) -> str:
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        mend = "make it readable, or give --tokenizer FILE"
+        raise UserError(path, "tokenizer", f"cannot be read ({error.strerror}); {mend}") from None
 
 
 def _size(tokenizer: Any) -> int:
