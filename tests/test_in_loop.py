@@ -144,7 +144,7 @@ def test_rows_of_another_task_end_in_a_traceback(tmp_path: Path, data: Path) -> 
     [
         (
             {"tasks": [{"name": "arc_easy", "path": "arc"}, {"name": "arc_esay", "path": "arc"}]},
-            "{run}: evaluation.tasks.1.name: 'arc_esay' is unknown; known: all, mmlu, ",
+            "{run}: evaluation.tasks.1.name: 'arc_esay' is unknown; did you mean 'arc_easy'?",
         ),
         (
             {"tasks": [{"name": "mmlu_stem", "path": "."}, {"name": "mmlu", "path": "."}]},

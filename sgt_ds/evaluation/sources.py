@@ -72,7 +72,7 @@ def _items(task: Task, rule: Rule, location: str, split: str) -> Iterator[Item]:
 
 
 def _mend(task: Task) -> str:
-    return f"give rows in the form of {task.dataset}, or --tasks that they are of"
+    return f"give rows in the form of {task.dataset}, or name the task that they are of"
 
 
 def _fault(item: Item) -> str | None:
