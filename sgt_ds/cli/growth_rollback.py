@@ -47,7 +47,7 @@ def rollback(options: argparse.Namespace) -> None:
         done = roll_back(run, options.to)
         if options.freeze:
             request_freeze(run)
-    frozen = layout.freeze_request.exists()
+    asked = layout.freeze_request.exists()
     if options.json:
         print_json(
             {
@@ -55,7 +55,7 @@ def rollback(options: argparse.Namespace) -> None:
                 "checkpoint": str(done.checkpoint),
                 "set_aside": None if done.set_aside is None else str(done.set_aside),
                 "moved": [path.name for path in done.moved],
-                "frozen": frozen,
+                "frozen": asked or done.frozen_from is not None,
             }
         )
         return
@@ -65,5 +65,9 @@ def rollback(options: argparse.Namespace) -> None:
     else:
         names = ", ".join(path.name for path in done.moved) or "no checkpoint"
         print(f"set aside in {done.set_aside}: {names}; journal and metrics as they were")
-    if frozen:
+    if done.frozen_from is not None:
+        print(f"growth is frozen since step {done.frozen_from}; a rollback to before lets it grow")
+    elif asked:
         print(f"growth is frozen from there on; to let it grow, remove {layout.freeze_request}")
+    elif done.thawed:
+        print("the freeze that came later is taken back: growth goes on")
