@@ -129,16 +129,13 @@ def build_trainer(
     )
     _say_that_float8_is_slow(config, ranks)
     _say_what_data_imply(config, loader, ranks)
-    journal = (
-        Journal.open_or_create(layout.journal, journal_header(config, settled))
-        if ranks.is_main
-        else None
-    )
+    header, opened = journal_header(config, settled), list[Journal]()
+    ranks.on_main(lambda: opened.append(Journal.open_or_create(layout.journal, header)))
     growth = GrowthController(
         build_policy(config.method, settled, config.model),
         settled,
         config.model,
-        journal=journal,
+        journal=opened[0] if ranks.is_main else None,
         group=ranks.host_group,
         device=ranks.device,
         writes=lambda: heartbeat.enter("report"),
