@@ -211,6 +211,21 @@ def test_table_that_hides_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert capsys.readouterr().out.splitlines().count(rows[1]) == tables
 
 
+def test_a_journal_without_its_beginning_passes_for_a_whole_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = own_journal(tmp_path / "run", GROWTH)
+    header, *lines = file.read_text().splitlines(keepends=True)
+    cut = next(place for place, line in enumerate(lines) if '"deepen"' in line)
+    file.write_text("".join([header, *lines[cut - 5 :]]))
+    told = f"sgt-ds: {file}: step 20: was decided with loops to which no line before leads: "
+    for verb in ("replay", "what-if"):
+        assert main(["growth", verb, str(tmp_path / "run"), "--json"]) == 2
+        assert told in capsys.readouterr().err
+    assert main(["growth", "show", str(tmp_path / "run")]) == 0
+    assert "\nlines are missing: before step 20 there were loops" in capsys.readouterr().out
+
+
 def test_estimate_that_passes_for_a_measurement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(info.step for info in list_checkpoints(folder / "checkpoints"))
 
 
-def interrupted(*_: object) -> None:
+def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -102,14 +102,14 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     assert next(step for step in losses if again[step] != losses[step]) == 15
     runs.check_replay(run)
 
-    # Back once more, with growth let go: the run that it was at first, to the last bit. That
+    # Back once more, before growth was frozen: the run that it was at first, to the last bit. That
     # rollback was killed when it had set all aside.
-    layout.freeze_request.unlink()
     with monkeypatch.context() as killed:
         killed.setattr(rollback, "_cut_back", interrupted)
         assert roll_back(capsys, run, "--to", "12")[0] == 130
     assert runs.last_step(run) == 20
-    assert roll_back(capsys, run, "--to", "12")[0] == 0
+    assert "the freeze that came later is taken back" in roll_back(capsys, run, "--to", "12")[1]
+    assert not layout.freeze_request.exists()
     assert runs.last_step(run) == 12
     assert steps(layout.set_aside / "002") == [18, 20]
     runs.run_to_end(runs.single(file))
@@ -119,6 +119,10 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     newest = newest_good(run / "checkpoints")
     assert newest is not None
     assert newest.step == 20
+
+    layout.journal.rename(tmp_path / "lost.jsonl")
+    told = runs.run_to_end(runs.single(file))
+    assert f"{layout.journal} was not there, and begins anew at step 20: " in told
 
 
 def test_a_rollback_of_something_else_or_of_a_run_that_lives(

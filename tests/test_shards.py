@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from token_sets import TOKENIZER_SHA256, write_token_set
 
 from sgt_ds.config import DataConfig, DataSource, ModelConfig
-from sgt_ds.data import check_data, open_token_set
+from sgt_ds.data import check_data, check_shards, open_token_set
 from sgt_ds.data.shards import Shard, write_shard
 from sgt_ds.errors import UserError
 
@@ -153,6 +154,22 @@ def test_the_documented_numpy_lines_read_a_shard(tmp_path: Path) -> None:
         tokens, starts = names["read_shard"](path)
         assert tokens.tolist() == [5, 6, vocabulary - 1, 8, 9]
         assert starts.tolist() == [0, 3, 5]
+
+
+def test_a_shard_that_is_gone_or_cut_is_found_at_the_first_validation(tmp_path: Path) -> None:
+    shards = [np.full(50, number) for number in range(3)]
+    train, validation = (write_token_set(tmp_path / name, shards) for name in ("train", "val"))
+    data = DataConfig(train=[DataSource(path=train)], validation=validation, sequence_length=4)
+    check_shards(data)
+    last = sorted(validation.glob("*.tokens"))[-1]
+    size = last.stat().st_size
+    os.truncate(last, size - 8)
+    with pytest.raises(UserError, match=f"holds {size - 8} bytes, not {size}; ") as cut:
+        check_shards(data)
+    assert (cut.value.file, cut.value.field) == (str(last), "data.validation")
+    last.unlink()
+    with pytest.raises(UserError, match="is missing; prepare the set again"):
+        check_shards(data)
 
 
 READ_ALL = """

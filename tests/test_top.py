@@ -28,8 +28,7 @@ from sgt_ds.ports import free_ports
 from sgt_ds.report import open_source
 from sgt_ds.report.access import Access
 from sgt_ds.report.terminal import binned, sparkline
-from sgt_ds.telemetry import Exporter, StepRecord, targets
-from sgt_ds.training import roll_back
+from sgt_ds.telemetry import Exporter, StepRecord, targets, write_outcome
 
 MODEL = PRESETS["tiny"]
 LOOPING = State(
@@ -194,10 +193,15 @@ def test_a_run_that_was_rolled_back_is_shown_where_it_was(
         write_checkpoint(run_dir, Transformer(MODEL), step=step)
     assert main(["top", str(run_dir), "--once"]) == 0
     assert "\nstep 100/100  done\n" in capsys.readouterr().out
-    assert roll_back(run_dir, 60).step == 50
+    (run_dir / "control").mkdir()
+    write_outcome(run_dir / "control", 0, "complete at step 100")
+    assert main(["top", str(run_dir), "--once"]) == 0
+    assert "(complete at step 100)\nstep 100/100  done\n" in capsys.readouterr().out
+    assert main(["growth", "rollback", str(run_dir), "--to", "60"]) == 0
+    capsys.readouterr()
     assert main(["top", str(run_dir), "--once"]) == 0
     out = capsys.readouterr().out
-    assert "\nstep 50/100  ETA 25s\n" in out
+    assert "(rolled back to step 50)\nstep 50/100\n" in out
     assert "validation loss" not in out
     assert "loops" not in out, "what was decided at step 60"
     with metrics.open("a") as stream:  # resumed

@@ -140,6 +140,9 @@ def show(options: argparse.Namespace) -> None:
     print(_HEADER)
     for line in taken:
         print(_row(line.decision))
+    initial = loops_as_json(policy.initial_state())
+    if loops_as_json(taken[0].decision.before) != initial:
+        print(f"lines are missing: before step {taken[0].decision.step} there were loops already")
     print("margin: standard errors between the last taken (l layer, h head) and the first left out")
     if doubtful:
         steps = ", ".join(str(taken.step) for taken in doubtful)
@@ -150,14 +153,14 @@ def show(options: argparse.Namespace) -> None:
 
 def what_if(options: argparse.Namespace) -> None:
     """Print the run's own growth beside the one that the flags ask for, with FLOPs."""
-    from sgt_ds.growth import Measurement, build_policy, change_as_json, loops_as_json
+    from sgt_ds.growth import Measurement, build_policy, chained, change_as_json, loops_as_json
     from sgt_ds.growth import replay as changes
 
     path, header, lines = _run_journal(options.run)
-    measured = list(lines)
+    original = build_policy(header.method, header.growth, header.model)
+    measured = list(chained(lines, original.initial_state(), path))
     last = max((line.step for line in measured if isinstance(line, Measurement)), default=0)
     policy, growth, _, own = policy_of(path, options)
-    original = build_policy(header.method, header.growth, header.model)
     results = []
     for name, which, settings, obey in (
         ("this run", original, header.growth, True),

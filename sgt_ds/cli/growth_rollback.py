@@ -37,6 +37,7 @@ def rollback(options: argparse.Namespace) -> None:
     from sgt_ds.errors import UserError
     from sgt_ds.growth import request_freeze
     from sgt_ds.launch import check_unattended, supervision
+    from sgt_ds.telemetry import write_outcome
     from sgt_ds.training import roll_back
 
     run, layout = options.run, RunLayout(options.run)
@@ -47,7 +48,8 @@ def rollback(options: argparse.Namespace) -> None:
         done = roll_back(run, options.to)
         if options.freeze:
             request_freeze(run)
-    frozen = layout.freeze_request.exists()
+        write_outcome(layout.control, 0, f"rolled back to step {done.step}")
+    asked = layout.freeze_request.exists()
     if options.json:
         print_json(
             {
@@ -55,7 +57,7 @@ def rollback(options: argparse.Namespace) -> None:
                 "checkpoint": str(done.checkpoint),
                 "set_aside": None if done.set_aside is None else str(done.set_aside),
                 "moved": [path.name for path in done.moved],
-                "frozen": frozen,
+                "frozen": asked or done.frozen_from is not None,
             }
         )
         return
@@ -66,5 +68,9 @@ def rollback(options: argparse.Namespace) -> None:
     else:
         names = ", ".join(path.name for path in done.moved) or "no checkpoint"
         print(f"set aside in {done.set_aside}: {names}; journal and metrics as they were")
-    if frozen:
+    if done.frozen_from is not None:
+        print(f"growth is frozen since step {done.frozen_from}; a rollback to before lets it grow")
+    elif asked:
         print(f"growth is frozen from there on; to let it grow, remove {layout.freeze_request}")
+    elif done.thawed:
+        print("the freeze that came later is taken back: growth goes on")

@@ -91,7 +91,7 @@ def policy_of(
     from itertools import chain
 
     from sgt_ds.errors import UserError
-    from sgt_ds.growth import Measurement, journal_in, read_journal
+    from sgt_ds.growth import Measurement, build_policy, chained, journal_in, read_journal
 
     path = journal_in(file)
     header, lines = read_journal(path)
@@ -107,7 +107,9 @@ def policy_of(
         growth = {**header.growth.model_dump(), **given}
         method = growing or header.method
         policy, settings = _build(path, method, growth, header.model, _given_keys(options, given))
-        return policy, settings, lines, not given and method == header.method
+        begun = build_policy(header.method, header.growth, header.model).initial_state()
+        own = not given and method == header.method
+        return policy, settings, chained(lines, begun, path), own
     try:
         first = next(lines)
     except UserError as error:

@@ -94,7 +94,7 @@ def train(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _end_before_the_start)
 
     from sgt_ds.config import RunLayout, load_run_config
-    from sgt_ds.data import check_data
+    from sgt_ds.data import check_data, check_shards
     from sgt_ds.evaluation import check_evaluation
     from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method, settled_growth
@@ -113,6 +113,7 @@ def train(options: argparse.Namespace) -> int:
         target = _target(options)
         check_launch(config, name, target)
         check_data(config.data, config.model, config.evaluation)
+        check_shards(config.data)
         settled_growth(config, RunLayout(config.run_dir).journal)
         if first and not target.node_rank:
             warn("train", run_warnings(config, fork_step(config)))

@@ -247,6 +247,14 @@ def check_sequence_length(token_set: TokenSet, sequence_length: int) -> None:
         )
 
 
+def named_sets(data: DataConfig) -> list[tuple[str, Path | str]]:
+    """The sets that a configuration trains on and validates with, and the keys that name them."""
+    named = [(f"data.train.{place}.path", each.path) for place, each in enumerate(data.train)]
+    if data.validation is not None:
+        named.append(("data.validation", data.validation))
+    return named
+
+
 def check_data(
     data: DataConfig, model: ModelConfig, evaluation: EvaluationConfig | None = None
 ) -> None:
@@ -258,11 +266,8 @@ def check_data(
     the vocabulary exceeds the model's, the sequence is longer than any shard, or remote sets exceed
     the cache's limit.
     """
-    named = [(f"data.train.{place}.path", each.path) for place, each in enumerate(data.train)]
-    if data.validation is not None:
-        named.append(("data.validation", data.validation))
     sets = []
-    for key, location in named:
+    for key, location in named_sets(data):
         with in_field(key):
             sets.append(open_token_set(location, data.cache_dir))
     if data.validation is not None:

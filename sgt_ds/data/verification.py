@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from sgt_ds.config import DataConfig
 from sgt_ds.data.manifest import read_manifest
 from sgt_ds.data.shards import MEND, Shard
-from sgt_ds.data.token_set import TokenSet, open_token_set
+from sgt_ds.data.token_set import TokenSet, named_sets, open_token_set
 from sgt_ds.data.tokenizers import Tokenizer
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, in_field
 from sgt_ds.files import sha256_of
 from sgt_ds.progress import Progress
 
@@ -39,6 +40,24 @@ def verify(directory: Path) -> list[str]:
             faults += _shard_faults(directory / entry.file, entry.xxh3_128)
             progress.advance(entry.bytes)
     return faults
+
+
+def check_shards(data: DataConfig) -> None:
+    """Look whether local sets have every shard, in its length; remote ones fetch theirs.
+
+    Raises: UserError of the first one that is missing or has another size. Reads none.
+    """
+    for key, location in named_sets(data):
+        with in_field(key):
+            token_set = open_token_set(location, data.cache_dir)
+            for entry in [] if token_set.is_remote else token_set.manifest.shards:
+                path = token_set.path / entry.file
+                size = path.stat().st_size if path.is_file() else None
+                if size != entry.bytes:
+                    told = (
+                        "is missing" if size is None else f"holds {size} bytes, not {entry.bytes}"
+                    )
+                    raise UserError(path, None, f"{told}; {MEND}")
 
 
 def check_first(token_set: TokenSet, tokens: int) -> None:

@@ -106,6 +106,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.is_new = False
+        """Whether it was begun by this process."""
         self._file = LineFile(path, sync=True)
 
     @property
@@ -119,6 +121,7 @@ class Journal:
         if path.exists() and path.stat().st_size:
             raise UserError(path, None, "holds a journal already; choose another run_dir")
         journal = cls(path)
+        journal.is_new = True
         journal._append({"type": "header", "format": FORMAT, **header})
         journal._file.flush()
         fsync_directory(path.parent)
@@ -165,23 +168,27 @@ class Journal:
         """Have what was noted on the disk on return, or a `fault`: it is tried again then."""
         self._file.offer()
 
-    def cut_back(self, step: int, *, frozen: bool = True) -> None:
+    def cut_back(self, step: int, *, frozen: bool = True) -> bool:
         """Drop the lines past `step`, where a resumed run goes on.
 
         `frozen`: whether growth is frozen there. Where it is not, an operator's freeze at that
         very step came after the checkpoint, and goes as well.
+        Returns whether such a freeze, at that step or later, is among what was dropped.
         """
         self._file.flush()
-        keep = 0
+        keep, drops, thaws = 0, False, False
         with self.path.open("rb") as stream:
             for text in stream:
                 values = _values(text)
-                if values.get("type") != "header" and values.get("step", -1) > step:
-                    break
-                if not frozen and _is_request(values) and values.get("step") == step:
-                    break
-                keep += len(text)
+                is_past = values.get("type") != "header" and values.get("step", -1) > step
+                is_undone = not frozen and _is_request(values) and values.get("step") == step
+                drops = drops or is_past or is_undone
+                if drops:
+                    thaws = thaws or _is_request(values)
+                else:
+                    keep += len(text)
         self._file.cut(keep)
+        return thaws
 
     def adopt(self, parent: Path, through: int) -> None:
         """Take over another run's measurements up to `through`, the step at which this one forks.

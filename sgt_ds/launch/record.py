@@ -1,7 +1,6 @@
 """What is written beside a run while it is supervised: who runs it, where, under which id.
 
-RUN/control/run.json is there while `sgt-ds train` runs; RUN/control/lock is held by it, and
-RUN/control/outcome.json tells how it ended.
+RUN/control/run.json is there while `sgt-ds train` runs; RUN/control/lock is held by it.
 """
 
 from __future__ import annotations
@@ -78,21 +77,6 @@ def read_record(run_dir: Path) -> RunRecord | None:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(path, None, f"is not what sgt-ds wrote ({error}); remove it") from None
     return record
-
-
-def write_outcome(run_dir: Path, status: int, reason: str) -> None:
-    """Write RUN/control/outcome.json: how the newest `sgt-ds train` ended."""
-    text = json.dumps({"status": status, "reason": reason, "ended": time.time()})
-    write_text_atomically(RunLayout(run_dir).control / "outcome.json", text + "\n")
-
-
-def read_outcome(run_dir: Path) -> tuple[int, str] | None:
-    """Status and reason of the newest `sgt-ds train` that ended; None where none did."""
-    try:
-        values = json.loads((RunLayout(run_dir).control / "outcome.json").read_text("utf-8"))
-        return int(values["status"]), str(values["reason"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 class StopAsked:

@@ -12,8 +12,9 @@ from sgt_ds.config import RunLayout, load_run_config
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import lock_is_held
 from sgt_ds.launch.processes import on_hosts, processes_of
-from sgt_ds.launch.record import RunRecord, StopAsked, read_outcome, read_record, remove_record
+from sgt_ds.launch.record import RunRecord, StopAsked, read_record, remove_record
 from sgt_ds.launch.supervisor import POLL_SECONDS, end_everywhere, last_checkpoint, newest_step
+from sgt_ds.telemetry import read_outcome
 
 REMOTE_POLL_SECONDS = 5.0
 
@@ -47,13 +48,12 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         ended = read_record(run_dir) is None if attended else not _count(record)
     if ended:
         _tidy(run_dir, record)
-        status, reason = (read_outcome(run_dir) if attended else None) or (
-            0,
-            f"ended; {last_checkpoint(run_dir)}",
-        )
-        if status:
-            raise SgtError(f"{run_dir}: {reason}")
-        return reason
+        outcome = read_outcome(RunLayout(run_dir).control) if attended else None
+        if outcome is None:
+            return f"ended; {last_checkpoint(run_dir)}"
+        if outcome.status:
+            raise SgtError(f"{run_dir}: {outcome.reason}")
+        return outcome.reason
     left = end_everywhere(record)
     _await_supervisor(record)
     _tidy(run_dir, record)

@@ -40,11 +40,11 @@ from sgt_ds.launch.record import (
     read_record,
     remove_record,
     supervision,
-    write_outcome,
     write_record,
 )
 from sgt_ds.launch.watch import Watch, node_run_id
 from sgt_ds.ports import free_ports
+from sgt_ds.telemetry import write_outcome
 
 POLL_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 60.0
@@ -199,6 +199,7 @@ def _run_once(
         write_record(run_dir, record)
     watch = Watch(run_dir, record.run_id)
     watch.begin(first_host=not target.node_rank)
+    _say(f"starting {_ranks_words(target)}; each one's log is in {RunLayout(run_dir).logs}")
     child = _start(launch, record)
     forced = ""
     try:
@@ -219,6 +220,13 @@ def _run_once(
         return status, f"{forced}; {last_checkpoint(run_dir)}"
     stopping = bool(signals.count) or asked.is_set()
     return _judge(launch, child.returncode, orphans, deaths, stopping=stopping)
+
+
+def _ranks_words(target: Target) -> str:
+    """Which ranks this launch starts, in words."""
+    hosts = len(target.hosts)
+    where = "this machine" if target.local or hosts == 1 else f"{hosts} hosts"
+    return f"{target.world_size} rank{'s' if target.world_size > 1 else ''} on {where}"
 
 
 def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
@@ -362,7 +370,7 @@ def _pause(seconds: float, signals: StopSignals, asked: StopAsked) -> None:
 def _end(run_dir: Path, status: int, reason: str) -> int:
     # A refused start has changed nothing of a run that was trained before.
     if status != BAD_INPUT or not RunLayout(run_dir).has_begun():
-        write_outcome(run_dir, status, reason)
+        write_outcome(RunLayout(run_dir).control, status, reason)
     if status != BAD_INPUT:  # the rank has said in one line what is wrong
         _say(reason)
     return status

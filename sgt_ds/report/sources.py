@@ -13,12 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
+from sgt_ds.files import lock_is_held
 from sgt_ds.growth import DecisionLine, Header, Measurement, State, build_policy, read_journal
 from sgt_ds.progress import duration
 from sgt_ds.report.access import Access, NoAnswer, access_of_run
 from sgt_ds.report.ranks import Ranks
 from sgt_ds.report.rows import add_row, parsed
 from sgt_ds.report.view import LayerView, RunView
+from sgt_ds.telemetry import Outcome, read_outcome
 
 SCRAPE_TIMEOUT_SECONDS = 5.0
 # Reading a long journal may take seconds; it then takes this share of the time at most.
@@ -76,10 +78,12 @@ class DirectorySource:
         validated = [row for row in self._rows if "validation_loss" in row]
         shown = measured[-1].step if measured else 0
         known, ranks = self._ranks.read()
+        outcome = self._outcome()
         return RunView(
             name=self._name,
             method=header.method if header else "",
-            state=self._news(),
+            state=self._news() if outcome is None else outcome.reason,
+            is_over=outcome is not None,
             step=last.get("step", shown),
             steps=header.values.get("steps") if header else None,
             phase=last.get("phase"),
@@ -141,10 +145,21 @@ class DirectorySource:
         ended = time.monotonic()
         self._read_again = ended + (ended - begun) / READING_SHARE
 
+    def _outcome(self) -> Outcome | None:
+        """How training ended; None while somebody trains, or where nobody said so."""
+        locks = (self._layout.supervisor_lock, self._layout.training_lock)
+        outcome = read_outcome(self._layout.control)
+        if outcome is None or any(lock_is_held(lock) for lock in locks):
+            return None
+        # What was written later is of a run under the raw launcher, or of one on another machine.
+        return outcome if outcome.ended >= self._written() else None
+
     def _news(self) -> str:
+        return f"newest row {duration(max(time.time() - self._written(), 0.0))} ago"
+
+    def _written(self) -> float:
         files = [p for p in (self._layout.metrics, self._layout.journal) if p.exists()]
-        age = time.time() - max(file.stat().st_mtime for file in files)
-        return f"newest row {duration(max(age, 0.0))} ago"
+        return max(file.stat().st_mtime for file in files)
 
 
 class ExporterSource:

@@ -63,7 +63,7 @@ def _head(view: RunView, width: int) -> list[str]:
 
 def _ranks(view: RunView) -> list[str]:
     """Who answers, between which steps they are, and the slowest of them."""
-    if not view.known_ranks:
+    if not view.known_ranks or view.is_over:
         return []
     answering = [(rank, rank.step) for rank in view.ranks if rank.step is not None]
     asked = "" if len(view.ranks) == view.known_ranks else f" of {len(view.ranks)} asked"

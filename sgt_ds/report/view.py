@@ -38,7 +38,7 @@ class RunView:
     name: str
     method: str
     state: str
-    """`running`, `completed`, …, or a word on how old the newest news is."""
+    """`running`, `completed`, …, how it ended, or a word on how old the newest news is."""
     step: int
     steps: int | None
     phase: str | None
@@ -59,10 +59,14 @@ class RunView:
     """How many ranks the run has; 0 where nobody says."""
     ranks: Sequence[RankView] = ()
     """Those that were asked."""
+    is_over: bool = False
+    """Whether nobody trains it any more."""
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the last update at the speed of now; None where it cannot be told."""
+        """Time to the last update at the speed of now; None where it cannot be told, or none comes."""
+        if self.is_over and self.step != self.steps:
+            return None
         if not (self.steps and self.step and self.tokens and self.tokens_per_second):
             return None
         return (self.steps - self.step) * self.tokens / self.step / self.tokens_per_second

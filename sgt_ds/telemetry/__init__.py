@@ -8,6 +8,7 @@ from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.hardware import HardwareSampler
 from sgt_ds.telemetry.metric import STEP_PARTS, Metric
 from sgt_ds.telemetry.metrics import METRICS
+from sgt_ds.telemetry.outcome import Outcome, read_outcome, write_outcome
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.snapshot import DeviceMemory
@@ -22,6 +23,7 @@ __all__ = [
     "Exporter",
     "HardwareSampler",
     "Metric",
+    "Outcome",
     "StepRecord",
     "TargetGroup",
     "Tracker",
@@ -29,8 +31,10 @@ __all__ = [
     "heartbeats",
     "own_target",
     "peak_flops",
+    "read_outcome",
     "read_password",
     "targets",
     "tensorboard",
     "wandb",
+    "write_outcome",
 ]

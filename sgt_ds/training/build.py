@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from sgt_ds.config import RunConfig, RunLayout, prepare_run_directory, save_run_config
-from sgt_ds.data import Loader, check_data, open_token_set, validation_batches
+from sgt_ds.data import Loader, check_data, check_shards, open_token_set, validation_batches
 from sgt_ds.errors import UserError
 from sgt_ds.flops import FlopsCounter, earliest_outcome
 from sgt_ds.growth import (
@@ -51,6 +51,7 @@ def run(
     Raises: UserError, Diverged, StateMismatch.
     """
     check_data(config.data, config.model, config.evaluation)
+    ranks.on_main(lambda: check_shards(config.data))
     if config.training.fp8:
         _check_float8(ranks, config_file)
     with ExitStack() as held:
@@ -128,16 +129,13 @@ def build_trainer(
     )
     _say_that_float8_is_slow(config, ranks)
     _say_what_data_imply(config, loader, ranks)
-    journal = (
-        Journal.open_or_create(layout.journal, journal_header(config, settled))
-        if ranks.is_main
-        else None
-    )
+    header, opened = journal_header(config, settled), list[Journal]()
+    ranks.on_main(lambda: opened.append(Journal.open_or_create(layout.journal, header)))
     growth = GrowthController(
         build_policy(config.method, settled, config.model),
         settled,
         config.model,
-        journal=journal,
+        journal=opened[0] if ranks.is_main else None,
         group=ranks.host_group,
         device=ranks.device,
         writes=lambda: heartbeat.enter("report"),

@@ -164,6 +164,8 @@ def build_engine(
 
     Raises: UserError where the DeepSpeed file and the run configuration do not fit each other.
     """
+    # DeepSpeed calls it by the name that torch gives up.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     values = resolve_deepspeed(config, ranks.world_size, config_file)
     _check_zero(config.deepspeed, values.get("zero_optimization", {}))
     engine, *_ = deepspeed.initialize(

@@ -61,6 +61,14 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
                 ", ".join(sorted(loops, key=int)),
             )
         _fork_growth(trainer, path, state["growth"])
+    journal = trainer.growth.journal
+    if journal is not None and journal.is_new and not forking:
+        log.warning(
+            "%s was not there, and begins anew at step %d: nothing leads to the loops before; stop, "
+            "restore it and resume, if you have a copy",
+            journal.path,
+            trainer.clock.step,
+        )
     log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)
 
 

@@ -24,11 +24,15 @@ from sgt_ds.training.run_directory import MetricsFile, only_trainer
 class RolledBack:
     """What a rollback did. `set_aside`: the folder of what came later; None where nothing did.
 
-    `checkpoint`: where the run goes on. `moved`: the later checkpoints, where they lie now.
+    `checkpoint`: where the run goes on; `frozen_from`: the step from which its growth is frozen, if
+    it is. `thawed`: whether an operator's freeze came later, and is taken back with its request.
+    `moved`: the later checkpoints, where they lie now.
     """
 
     step: int
     checkpoint: Path
+    frozen_from: int | None
+    thawed: bool
     set_aside: Path | None
     moved: tuple[Path, ...]
 
@@ -51,6 +55,7 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
         kept = checkpoints.checkpoint_until(layout.checkpoints, step)
         written = (layout.journal, layout.metrics)
         past = any(_reaches_past(path, kept.step) for path in written)
+        frozen_from = checkpoints.read_state(kept.path).get("growth", {}).get("frozen_from")
         aside, moved = None, list[Path]()
         try:
             # A rollback that was killed before the cut has its copies already.
@@ -60,24 +65,31 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
                     if path.exists():
                         _copy(path, aside.run_dir / path.name)
                 moved = checkpoints.set_aside(kept, aside.checkpoints)
-            _cut_back(layout, kept)
+            thawed = _cut_back(layout, kept.step, frozen=frozen_from is not None)
         except OSError as error:
             raise UserError(
                 run_dir, None, f"cannot be rolled back ({error.strerror}); free the disk, try again"
             ) from None
-    return RolledBack(kept.step, kept.path, aside.run_dir if aside else None, tuple(moved))
+    where = aside.run_dir if aside else None
+    return RolledBack(kept.step, kept.path, frozen_from, thawed, where, tuple(moved))
 
 
-def _cut_back(layout: RunLayout, kept: checkpoints.CheckpointInfo) -> None:
-    """Have journal and metrics end at a checkpoint, as a resume from it would."""
+def _cut_back(layout: RunLayout, step: int, *, frozen: bool) -> bool:
+    """Have journal and metrics end at `step`, as a resume from there would.
+
+    `frozen`: whether growth is frozen there. Returns whether a later freeze is taken back.
+    """
+    thawed = False
     if layout.journal.exists():
-        growth = checkpoints.read_state(kept.path).get("growth", {})
         with Journal(layout.journal) as journal:
-            journal.cut_back(kept.step, frozen=growth.get("frozen_from") is not None)
+            thawed = journal.cut_back(step, frozen=frozen)
     if layout.metrics.exists():
         metrics = MetricsFile(layout.metrics)
-        metrics.cut_back(kept.step)
+        metrics.cut_back(step)
         metrics.close()
+    if thawed:
+        layout.freeze_request.unlink(missing_ok=True)
+    return thawed
 
 
 def _reaches_past(path: Path, step: int) -> bool:
