@@ -18,7 +18,7 @@ from sgt_ds.config.loading import (
     dump_run_config,
     load_run_config,
 )
-from sgt_ds.config.model import PRESETS, VOCABULARY_MULTIPLE, ModelConfig
+from sgt_ds.config.model import PRESETS, ModelConfig
 from sgt_ds.config.run import (
     CheckpointConfig,
     DataConfig,
@@ -46,7 +46,6 @@ from sgt_ds.config.words import in_plain_words
 
 __all__ = [
     "PRESETS",
-    "VOCABULARY_MULTIPLE",
     "CheckpointConfig",
     "DataConfig",
     "DataSource",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sgt_ds.config import nearest
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation.items import Item, Metric, Rule, asked
 from sgt_ds.evaluation.mmlu import GROUPS, LM_EVAL_GROUP, OLMO_GROUP
@@ -242,8 +243,6 @@ def find_tasks(names: str, *, file: str = "--tasks", field: str | None = None) -
     for name in filter(None, (part.strip() for part in names.split(","))):
         for one in _SEVERAL.get(name, (name,)):
             if one not in TASKS:
-                from sgt_ds.config import nearest
-
                 known = [*_SEVERAL, *TASKS]
                 hint = f"{nearest(one, known)}; known: {', '.join(known)}"
                 raise UserError(file, field, f"'{one}' is unknown{hint}")

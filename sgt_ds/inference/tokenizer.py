@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.config import VOCABULARY_MULTIPLE
 from sgt_ds.errors import UserError
 from sgt_ds.files import sha256_of
 from sgt_ds.inference.spm import tokenizer_of
@@ -91,21 +90,15 @@ def check_tokenizer(path: Path, source: Source) -> None:
     """Hold the file `path` against what is known of the tokenizer that the model was trained with.
 
     Known is what the checkpoint says of it, and the run's own file where it is still there; without
-    either, rows for ids alone: fewer than the rows that pad a vocabulary may be left over.
-    Raises: UserError where it is another one, or none.
+    either, any will do. Raises: UserError where it is another one, or none.
     """
-    own, sha256, ids = source.tokenizer, source.tokenizer_sha256, source.tokenizer_ids
-    if own is not None and not own.is_file():
-        own = None
+    own = source.tokenizer if source.tokenizer is not None and source.tokenizer.is_file() else None
+    sha256, ids = source.tokenizer_sha256, source.tokenizer_ids
     if sha256 is None and own is not None:
         sha256 = _digest(own)
-    if _digest(path) == sha256:
+    if sha256 is None or _digest(path) == sha256:
         return
-    given = _read(path)
-    size, known = _size(given), source.model.vocab_size
-    mend = "give `sgt-ds convert --tokenizer` a copy of that one"
-    if sha256 is None and size > known - VOCABULARY_MULTIPLE:
-        return
+    given, mend = _read(path), "give `sgt-ds convert --tokenizer` a copy of that one"
     if own is not None and _digest(own) == sha256:
         trained = _read(own)
         if trained.to_str() == given.to_str():  # the same in another layout
@@ -114,8 +107,8 @@ def check_tokenizer(path: Path, source: Source) -> None:
     raise UserError(
         path,
         "tokenizer",
-        f"has {size:,} ids and is not the one that the model was trained with, of "
-        f"{known if ids is None else ids:,} ids; {mend}",
+        f"has {_size(given):,} ids and is not the one that the model was trained with, of "
+        f"{source.model.vocab_size if ids is None else ids:,} ids; {mend}",
     )
 
 
