@@ -319,7 +319,7 @@ def told_step(job: Job) -> int:
 
 def message_of(said: str) -> str:
     """The line that tells why a run ended: the supervisor's last, or a rank's."""
-    lines = re.findall(r"sgt-ds train: (.*)", said)
+    lines = re.findall(r"sgt-ds train: (?!starting )(.*)", said)
     return lines[-1] if lines else said.strip().splitlines()[-1][:200] if said.strip() else ""
 
 
