@@ -86,6 +86,13 @@ def lock_is_held(path: Path) -> bool:
     return descriptor is None
 
 
+def truncate(path: Path, size: int) -> None:
+    """Keep the first `size` bytes of a file, on the disk on return. Raises: OSError."""
+    with path.open("r+b") as stream:
+        stream.truncate(size)
+        os.fsync(stream.fileno())
+
+
 class LineFile:
     """A file of lines that grows, and outlives a full disk: what can't be written waits in memory.
 

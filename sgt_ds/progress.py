@@ -9,7 +9,7 @@ from types import TracebackType
 from tqdm import tqdm
 
 LINE_EVERY_SECONDS = 10.0
-# Sizes from which bytes are told in a larger unit: four digits or more of it are seen to grow.
+# From so many bytes on they are told in units of so many, by this name.
 _BYTE_UNITS = ((1e11, 1e9, "GB"), (1e7, 1e6, "MB"), (1e4, 1e3, "kB"))
 
 

@@ -294,7 +294,7 @@ def test_a_host_too_many_is_told_with_the_numbers_of_ranks_that_fit(
 ) -> None:
     batch = ["training.global_batch_size=96", "training.micro_batch_size=2"]
     config = load_run_config(run_file, [deepspeed_file(tmp_path), *batch])
-    with pytest.raises(UserError, match=r"or train on 3, 4, 6, 8, 12, 16 ranks"):
+    with pytest.raises(UserError, match=r"; train on 3, 4, 6, 8, 12, 16 ranks, or "):
         resolve_deepspeed(config, 10, run_file)
 
 

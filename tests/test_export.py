@@ -384,25 +384,38 @@ def test_another_tokenizer_than_the_models_is_exported_with_it(
     again = tmp_path / "again.json"  # the same in another layout
     again.write_text(json.dumps(json.loads(Path(own).read_text())))
     sha256 = hashlib.sha256(Path(own).read_bytes()).hexdigest()
-    trained = "40 ids and is not the one that the model was trained with, of 300 ids; "
+    swapped = tmp_path / "swapped.json"
+    text = Path(own).read_text().replace('"word7"', '"x"').replace('"word8"', '"word7"')
+    swapped.write_text(text.replace('"x"', '"word8"'))
+    fewer = f"{other}: tokenizer: has 40 ids, not 300"
+    words = f"{swapped}: tokenizer: has 'word8' for id 7, not 'word7'"
+    leave = "leave --tokenizer out to take the run's own"
     copy = "give `sgt-ds convert --tokenizer` a copy of that one"
     gone = str(tmp_path / "gone.json")
-    unknown = {"tokenizer_sha256": None, "tokenizer_ids": None}
-    for facts, given, mend in (
-        ({"tokenizer": own}, other, "leave --tokenizer out to take the run's own"),
-        ({"tokenizer": gone, "tokenizer_sha256": sha256, "tokenizer_ids": 300}, other, copy),
-        ({"tokenizer": other, "tokenizer_sha256": sha256, "tokenizer_ids": 300}, None, copy),
+    known = {"tokenizer_sha256": sha256, "tokenizer_ids": 300}
+    for named, given, fault, mend in (
+        (own, other, fewer, leave),
+        (own, str(swapped), words, leave),
+        (gone, other, fewer, copy),
+        (other, None, fewer, copy),
     ):
-        _restate(run / STEP_FOLDER, **{**unknown, **facts})
+        _restate(run / STEP_FOLDER, tokenizer=named, **known)
         flag = [] if given is None else ["--tokenizer", given]
+        told = f"sgt-ds: {fault}, as the one that the model was trained with; {mend}"
         assert main(["convert", str(run), "--out", str(out), *flag]) == 2
-        assert capsys.readouterr().err == f"sgt-ds: {other}: tokenizer: has {trained}{mend}\n"
+        assert capsys.readouterr().err == f"{told}\n"
         if given is None:
             assert main(["eval", "perplexity", str(run), own]) == 2
-            assert capsys.readouterr().err.splitlines()[-1].endswith(trained + mend)
-    # The last one: of an older version's checkpoint, far from its run, nobody knows.
-    for known, given in ((own, own), (own, str(again)), (gone, other)):
-        _restate(run / STEP_FOLDER, tokenizer=known, **unknown)
+            assert capsys.readouterr().err.splitlines()[-1] == told
+    # The last one: what an older version's checkpoint was trained with, nobody knows.
+    unknown = dict.fromkeys(known)
+    for named, given, facts in (
+        (own, own, known),
+        (own, str(again), known),
+        (gone, str(again), known),
+        (own, other, unknown),
+    ):
+        _restate(run / STEP_FOLDER, tokenizer=named, **facts)
         assert main(["convert", str(run), "--out", str(out), "--tokenizer", given]) == 0
         shutil.rmtree(out)
 

@@ -14,6 +14,7 @@ import runs
 from sgt_ds.checkpoints import list_checkpoints, newest_good, verify
 from sgt_ds.cli import main
 from sgt_ds.config import RunLayout
+from sgt_ds.files import truncate
 from sgt_ds.report import read_history
 from sgt_ds.training import rollback
 from sgt_ds.training.run_directory import only_trainer
@@ -25,8 +26,11 @@ def steps(folder: Path) -> list[int]:
     return sorted(info.step for info in list_checkpoints(folder / "checkpoints"))
 
 
-def interrupted(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
+def interrupted(path: Path, size: int) -> None:
+    """Between the two files that are cut."""
+    if path.name == "growth.jsonl":
+        raise KeyboardInterrupt
+    truncate(path, size)
 
 
 def roll_back(capsys: pytest.CaptureFixture[str], run: Path, *arguments: str) -> tuple[int, str]:
@@ -103,13 +107,13 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     runs.check_replay(run)
 
     # Back once more, before growth was frozen: the run that it was at first, to the last bit. That
-    # rollback was killed when it had set all aside.
+    # rollback was killed when it had cut one file of two.
     with monkeypatch.context() as killed:
-        killed.setattr(rollback, "_cut_back", interrupted)
+        killed.setattr(rollback, "truncate", interrupted)
         assert roll_back(capsys, run, "--to", "12")[0] == 130
-    assert runs.last_step(run) == 20
     assert "the freeze that came later is taken back" in roll_back(capsys, run, "--to", "12")[1]
     assert not layout.freeze_request.exists()
+    assert sorted(folder.name for folder in layout.set_aside.iterdir()) == ["001", "002"]
     assert runs.last_step(run) == 12
     assert steps(layout.set_aside / "002") == [18, 20]
     runs.run_to_end(runs.single(file))

@@ -196,12 +196,12 @@ def test_a_run_that_was_rolled_back_is_shown_where_it_was(
     (run_dir / "control").mkdir()
     write_outcome(run_dir / "control", 0, "complete at step 100")
     assert main(["top", str(run_dir), "--once"]) == 0
-    assert "(complete at step 100)\nstep 100/100  done\n" in capsys.readouterr().out
+    assert "\ncomplete at step 100\nstep 100/100  done\n" in capsys.readouterr().out
     assert main(["growth", "rollback", str(run_dir), "--to", "60"]) == 0
     capsys.readouterr()
     assert main(["top", str(run_dir), "--once"]) == 0
     out = capsys.readouterr().out
-    assert "(rolled back to step 50)\nstep 50/100\n" in out
+    assert "\nrolled back to step 50\nstep 50/100\n" in out
     assert "validation loss" not in out
     assert "loops" not in out, "what was decided at step 60"
     with metrics.open("a") as stream:  # resumed

@@ -23,6 +23,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # argparse's own, in Python 3.10 to 3.13, says nothing of what is near.
         if action.choices is not None and value not in action.choices:
             from sgt_ds.config import nearest
 

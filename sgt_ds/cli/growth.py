@@ -97,7 +97,13 @@ def show(options: argparse.Namespace) -> None:
     """Print the decisions of a run as a table."""
     from collections import Counter
 
-    from sgt_ds.growth import NOISE_STANDARD_ERRORS, DecisionLine, build_policy, loops_as_json
+    from sgt_ds.growth import (
+        NOISE_STANDARD_ERRORS,
+        DecisionLine,
+        build_policy,
+        first_gap,
+        loops_as_json,
+    )
 
     path, header, lines = _run_journal(options.run)
     taken, last = [], 0
@@ -112,6 +118,7 @@ def show(options: argparse.Namespace) -> None:
     frozen = any(line.decision.rule == "freeze" for line in taken)
     phase = "fixed" if frozen else policy.phase(last, state)
     stalls = Counter(line.decision.cause for line in taken if line.decision.rule == "stall")
+    gap = first_gap(taken, policy.initial_state())
     doubtful = [
         line.decision
         for line in taken
@@ -129,6 +136,7 @@ def show(options: argparse.Namespace) -> None:
                 "decisions": [{**line.decision.as_json(), "flops": line.flops} for line in taken],
                 "stalls": dict(stalls),
                 "within_noise": [decision.step for decision in doubtful],
+                "first_gap": gap,
             }
         )
         return
@@ -140,9 +148,8 @@ def show(options: argparse.Namespace) -> None:
     print(_HEADER)
     for line in taken:
         print(_row(line.decision))
-    initial = loops_as_json(policy.initial_state())
-    if loops_as_json(taken[0].decision.before) != initial:
-        print(f"lines are missing: before step {taken[0].decision.step} there were loops already")
+    if gap is not None:
+        print(f"lines are missing: the loops before step {gap} follow from none that is here")
     print("margin: standard errors between the last taken (l layer, h head) and the first left out")
     if doubtful:
         steps = ", ".join(str(taken.step) for taken in doubtful)
@@ -153,12 +160,12 @@ def show(options: argparse.Namespace) -> None:
 
 def what_if(options: argparse.Namespace) -> None:
     """Print the run's own growth beside the one that the flags ask for, with FLOPs."""
-    from sgt_ds.growth import Measurement, build_policy, chained, change_as_json, loops_as_json
+    from sgt_ds.growth import Measurement, build_policy, change_as_json, loops_as_json
     from sgt_ds.growth import replay as changes
 
     path, header, lines = _run_journal(options.run)
     original = build_policy(header.method, header.growth, header.model)
-    measured = list(chained(lines, original.initial_state(), path))
+    measured = list(lines)
     last = max((line.step for line in measured if isinstance(line, Measurement)), default=0)
     policy, growth, _, own = policy_of(path, options)
     results = []

@@ -37,7 +37,6 @@ def rollback(options: argparse.Namespace) -> None:
     from sgt_ds.errors import UserError
     from sgt_ds.growth import request_freeze
     from sgt_ds.launch import check_unattended, supervision
-    from sgt_ds.telemetry import write_outcome
     from sgt_ds.training import roll_back
 
     run, layout = options.run, RunLayout(options.run)
@@ -48,7 +47,6 @@ def rollback(options: argparse.Namespace) -> None:
         done = roll_back(run, options.to)
         if options.freeze:
             request_freeze(run)
-        write_outcome(layout.control, 0, f"rolled back to step {done.step}")
     asked = layout.freeze_request.exists()
     if options.json:
         print_json(

@@ -157,7 +157,7 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
     """
     batch, micro = config.training.global_batch_size, config.training.micro_batch_size
     if batch % (micro * world_size):
-        mends = [f"set it to {-(-batch // (micro * world_size)) * micro * world_size}"]
+        mends = []
         per_rank = [size for size in range(1, batch + 1) if batch % (size * world_size) == 0]
         if per_rank:
             mends.append(f"set training.micro_batch_size to one of {per_rank[-8:]}")
@@ -166,6 +166,8 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
         if fitting:
             near = sorted(sorted(fitting, key=lambda ranks: abs(ranks - world_size))[:6])
             mends.append(f"train on {', '.join(map(str, near))} ranks")
+        more = -(-batch // (micro * world_size)) * micro * world_size
+        mends.append(f"for a new run, set it to {more}")
         raise UserError(
             config_file,
             "training.global_batch_size",

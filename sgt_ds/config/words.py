@@ -26,6 +26,10 @@ def in_plain_words(detail: ErrorDetails, example: Any = None) -> str:
         return "must be a finite number"
     if kind == "literal_error":
         return f"must be {limits['expected']}"
+    if kind in ("too_short", "too_long"):
+        most = kind == "too_long"
+        count = limits["max_length" if most else "min_length"]
+        return f"must hold {count} or {'fewer' if most else 'more'}"
     for limit, form in (
         ("gt", "must be above {}"),
         ("ge", "must be {} or more"),

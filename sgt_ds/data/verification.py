@@ -11,6 +11,7 @@ import xxhash
 
 from sgt_ds.config import DataConfig
 from sgt_ds.data.manifest import read_manifest
+from sgt_ds.data.remote import is_remote
 from sgt_ds.data.shards import MEND, Shard
 from sgt_ds.data.token_set import TokenSet, named_sets, open_token_set
 from sgt_ds.data.tokenizers import Tokenizer
@@ -48,16 +49,23 @@ def check_shards(data: DataConfig) -> None:
     Raises: UserError of the first one that is missing or has another size. Reads none.
     """
     for key, location in named_sets(data):
+        if is_remote(str(location)):
+            continue
         with in_field(key):
-            token_set = open_token_set(location, data.cache_dir)
-            for entry in [] if token_set.is_remote else token_set.manifest.shards:
-                path = token_set.path / entry.file
-                size = path.stat().st_size if path.is_file() else None
-                if size != entry.bytes:
-                    told = (
-                        "is missing" if size is None else f"holds {size} bytes, not {entry.bytes}"
-                    )
-                    raise UserError(path, None, f"{told}; {MEND}")
+            token_set = open_token_set(location)
+            for entry in token_set.manifest.shards:
+                _check_size(token_set.path / entry.file, entry.bytes)
+
+
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise UserError(path, None, f"is missing; {MEND}") from None
+    except OSError as error:
+        raise UserError(path, None, f"cannot be read ({error.strerror}); {MEND}") from None
+    if size != expected:
+        raise UserError(path, None, f"holds {size} bytes, not {expected}; {MEND}")
 
 
 def check_first(token_set: TokenSet, tokens: int) -> None:

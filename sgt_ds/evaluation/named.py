@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sgt_ds.config import EvaluationConfig, TaskSource
-from sgt_ds.data import open_token_set, read_texts
+from sgt_ds.data import is_remote, open_token_set, read_texts
 from sgt_ds.errors import UserError, in_field
 from sgt_ds.evaluation.sources import is_local, load_questions
 from sgt_ds.evaluation.tasks import Task, find_tasks
@@ -46,7 +46,7 @@ def check_evaluation(settings: EvaluationConfig, config_file: str) -> None:
             with in_field(f"{key}.path"):
                 load_questions(task, settings.rule, source.path, split=source.split, limit=1)
     for index, text in enumerate(settings.perplexity):
-        if is_local(text.path):
+        if not is_remote(text.path):
             with in_field(f"evaluation.perplexity.{index}.path"):
                 if Path(text.path).is_dir():
                     open_token_set(Path(text.path))

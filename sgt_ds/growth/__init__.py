@@ -17,7 +17,7 @@ from sgt_ds.growth.decision import (
     loops_as_json,
 )
 from sgt_ds.growth.entry import Passes, is_narrow, passes_at
-from sgt_ds.growth.journal import Journal, journal_header, settled_growth
+from sgt_ds.growth.journal import Journal, journal_header, kept_part, settled_growth
 from sgt_ds.growth.layers import resolve_growth
 from sgt_ds.growth.lines import (
     JOURNAL_NAME,
@@ -28,7 +28,7 @@ from sgt_ds.growth.lines import (
     read_journal,
 )
 from sgt_ds.growth.policy import POLICIES, Policy, build_policy, check_method
-from sgt_ds.growth.replay import chained, change_as_json, decisions, replay
+from sgt_ds.growth.replay import change_as_json, decisions, first_gap, replay
 from sgt_ds.growth.requests import request_freeze
 from sgt_ds.growth.state import VANILLA, Loop, Scope, State
 from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
@@ -61,14 +61,15 @@ __all__ = [
     "Scope",
     "State",
     "build_policy",
-    "chained",
     "change_as_json",
     "check_method",
     "compare",
     "decisions",
+    "first_gap",
     "is_narrow",
     "journal_header",
     "journal_in",
+    "kept_part",
     "loops_as_json",
     "passes_at",
     "read_journal",

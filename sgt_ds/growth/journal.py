@@ -17,7 +17,7 @@ from typing import Any
 from sgt_ds import __version__
 from sgt_ds.config import FromJournal, GrowthConfig, RunConfig, config_hash
 from sgt_ds.errors import UserError
-from sgt_ds.files import LineFile, fsync_directory
+from sgt_ds.files import LineFile, fsync_directory, truncate
 from sgt_ds.growth.decision import OPERATOR, Decision
 from sgt_ds.growth.layers import layers_of_journal
 from sgt_ds.growth.lines import FORMAT, find_journal, read_journal
@@ -168,27 +168,10 @@ class Journal:
         """Have what was noted on the disk on return, or a `fault`: it is tried again then."""
         self._file.offer()
 
-    def cut_back(self, step: int, *, frozen: bool = True) -> bool:
-        """Drop the lines past `step`, where a resumed run goes on.
-
-        `frozen`: whether growth is frozen there. Where it is not, an operator's freeze at that
-        very step came after the checkpoint, and goes as well.
-        Returns whether such a freeze, at that step or later, is among what was dropped.
-        """
+    def cut_back(self, step: int, *, frozen: bool = True) -> None:
+        """Drop the lines past `step`, where a resumed run goes on. `frozen`: as in `kept_part`."""
         self._file.flush()
-        keep, drops, thaws = 0, False, False
-        with self.path.open("rb") as stream:
-            for text in stream:
-                values = _values(text)
-                is_past = values.get("type") != "header" and values.get("step", -1) > step
-                is_undone = not frozen and _is_request(values) and values.get("step") == step
-                drops = drops or is_past or is_undone
-                if drops:
-                    thaws = thaws or _is_request(values)
-                else:
-                    keep += len(text)
-        self._file.cut(keep)
-        return thaws
+        self._file.cut(kept_part(self.path, step, frozen=frozen)[0])
 
     def adopt(self, parent: Path, through: int) -> None:
         """Take over another run's measurements up to `through`, the step at which this one forks.
@@ -222,6 +205,26 @@ class Journal:
         self._file.add(json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n")
 
 
+def kept_part(path: Path, step: int, *, frozen: bool = True) -> tuple[int, bool]:
+    """Bytes of a journal up to `step`; and whether an operator's freeze lies beyond them.
+
+    `frozen`: whether growth is frozen there. Where it is not, an operator's freeze at that very
+    step came after the checkpoint, and lies beyond as well.
+    """
+    keep, beyond, thaws = 0, False, False
+    with path.open("rb") as stream:
+        for text in stream:
+            values = _values(text)
+            is_past = values.get("type") != "header" and values.get("step", -1) > step
+            is_undone = not frozen and _is_request(values) and values.get("step") == step
+            beyond = beyond or is_past or is_undone
+            if beyond:
+                thaws = thaws or _is_request(values)
+            else:
+                keep += len(text)
+    return keep, thaws
+
+
 def _repair(path: Path) -> None:
     """End the file with a whole line: a crash may have left a part of one."""
     content = path.read_bytes()
@@ -234,15 +237,7 @@ def _repair(path: Path) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     else:
-        _truncate(path, end)
-
-
-def _truncate(path: Path, size: int) -> None:
-    if path.stat().st_size == size:
-        return
-    with path.open("r+b") as stream:
-        stream.truncate(size)
-        os.fsync(stream.fileno())
+        truncate(path, end)
 
 
 def _is_request(values: Mapping[str, Any]) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from sgt_ds.errors import UserError
 from sgt_ds.growth.decision import OPERATOR, Decision, loops_as_json
 from sgt_ds.growth.lines import DecisionLine, Line
 from sgt_ds.growth.policy import Policy
@@ -14,23 +12,18 @@ from sgt_ds.growth.state import State
 from sgt_ds.growth.statistics import EntropyAverage
 
 
-def chained(lines: Iterable[Line], initial: State, journal: Path) -> Iterator[Line]:
-    """The lines of a whole journal: each decision goes on from what the one before left.
+def first_gap(lines: Iterable[Line], initial: State) -> int | None:
+    """The step of the first decision that does not go on from what the one before left.
 
-    Raises: UserError where one does not.
+    Lines are missing before it. None in a whole journal. `initial`: Θ at its beginning.
     """
     loops = loops_as_json(initial)
     for line in lines:
         if isinstance(line, DecisionLine):
             if loops_as_json(line.decision.before) != loops:
-                raise UserError(
-                    journal,
-                    f"step {line.decision.step}",
-                    "was decided with loops to which no line before leads: lines are missing; "
-                    "restore the journal from a copy",
-                )
+                return line.decision.step
             loops = loops_as_json(line.decision.after)
-        yield line
+    return None
 
 
 def decisions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,23 @@ LOADING_FAULTS = (
     SafetensorError,
 )
 """What `transformers` raises of a folder that it can't load."""
-_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model")
+# Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown kind.
+_OF_ANOTHER_KIND = (ValueError, KeyError, AttributeError)
+_TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "*.model")
 
 
 def cannot_be_loaded(directory: Path, error: Exception) -> UserError:
     """The error of a folder, or of its file of weights that is cut or changed."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     damaged = _damaged_file(directory) if isinstance(error, SafetensorError) else None
-    mend = "copy it again, or convert again"
+    mend = "; copy it again, or convert again"
     if isinstance(error, torch.OutOfMemoryError):
-        mend = "use --dtype bf16, or --device cpu"
+        mend = "; use --dtype bf16, or --device cpu"
     elif isinstance(error, ImportError):
-        mend = "install the package"
-    return UserError(damaged or directory, None, f"cannot be loaded ({lines[0]}); {mend}")
+        mend = "; install the package"
+    elif isinstance(error, _OF_ANOTHER_KIND) and not isinstance(error, json.JSONDecodeError):
+        mend = ""  # what transformers says is all that is known
+    return UserError(damaged or directory, None, f"cannot be loaded ({lines[0]}){mend}")
 
 
 def load_tokenizer(kind: Any, directory: Path, **settings: Any) -> Any:
@@ -35,7 +40,7 @@ def load_tokenizer(kind: Any, directory: Path, **settings: Any) -> Any:
     try:
         return kind.from_pretrained(directory, **settings)
     except Exception as error:  # `tokenizers` raises no narrower class
-        if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        if not any(found for pattern in _TOKENIZER_FILES for found in directory.glob(pattern)):
             raise UserError(
                 directory, "tokenizer", "is missing; convert again with --tokenizer FILE"
             ) from None

@@ -97,12 +97,12 @@ class Speaker:
         half = self.device.type == "cpu" and dtype is None
         wanted: Any = torch.float32 if half else _DTYPES.get(dtype or "", "auto")
         try:
-            self.model: Any = kind.from_pretrained(directory, dtype=wanted, use_safetensors=True)
+            loaded = kind.from_pretrained(directory, dtype=wanted, use_safetensors=True)
+            self.model: Any = loaded.to(self.device).eval()
         except LOADING_FAULTS as error:
             raise cannot_be_loaded(directory, error) from None
         # Not AutoTokenizer: it would ask on the terminal whether to run the folder's own code.
         self.tokenizer: Any = load_tokenizer(PreTrainedTokenizerFast, directory)
-        self.model.to(self.device).eval()
 
     def complete(
         self,

@@ -83,7 +83,7 @@ def _another(path: Path) -> str:
     folder = path.parent
     whole = [info for info in checkpoints.list_checkpoints(folder) if info.fault is None]
     if any(info.path.name != path.name for info in whole):
-        return f"name one with --tag that `sgt-ds checkpoint verify {folder}` calls good"
+        return f"name one that `sgt-ds checkpoint verify {folder}` calls good"
     return "no other one here is whole, copy it back from elsewhere or train anew"
 
 
@@ -124,6 +124,7 @@ def read_source(path: Path) -> Source:
         for name, key in (("sgt-ds", "version"), ("torch", "torch"), ("DeepSpeed", "deepspeed"))
         if key in values
     )
+    sha256, ids = values.get("tokenizer_sha256"), values.get("tokenizer_ids")
     return Source(
         path=path,
         model=model,
@@ -132,8 +133,8 @@ def read_source(path: Path) -> Source:
         step=step,
         passes=passes,
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        tokenizer_sha256=values.get("tokenizer_sha256"),
-        tokenizer_ids=values.get("tokenizer_ids"),
+        tokenizer_sha256=sha256 if isinstance(sha256, str) else None,
+        tokenizer_ids=ids if type(ids) is int else None,
         sequence_length=length,
         tokens=tokens,
         flops=flops,

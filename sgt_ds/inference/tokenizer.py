@@ -89,27 +89,37 @@ def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length:
 def check_tokenizer(path: Path, source: Source) -> None:
     """Hold the file `path` against what is known of the tokenizer that the model was trained with.
 
-    Known is what the checkpoint says of it, and the run's own file where it is still there; without
-    either, any will do. Raises: UserError where it is another one, or none.
+    A checkpoint tells its digest and how many ids it has; its words are known as long as the run's
+    own file is still that one. Older checkpoints tell nothing. Raises: UserError where it is another.
     """
-    own = source.tokenizer if source.tokenizer is not None and source.tokenizer.is_file() else None
-    sha256, ids = source.tokenizer_sha256, source.tokenizer_ids
-    if sha256 is None and own is not None:
-        sha256 = _digest(own)
+    sha256, ids, own = source.tokenizer_sha256, source.tokenizer_ids, source.tokenizer
     if sha256 is None or _digest(path) == sha256:
         return
-    given, mend = _read(path), "give `sgt-ds convert --tokenizer` a copy of that one"
-    if own is not None and _digest(own) == sha256:
-        trained = _read(own)
-        if trained.to_str() == given.to_str():  # the same in another layout
-            return
-        ids, mend = _size(trained), "leave --tokenizer out to take the run's own"
-    raise UserError(
-        path,
-        "tokenizer",
-        f"has {_size(given):,} ids and is not the one that the model was trained with, of "
-        f"{source.model.vocab_size if ids is None else ids:,} ids; {mend}",
-    )
+    given = _read(path)
+    if own is not None and own.is_file() and _digest(own) == sha256:
+        fault = _difference(_words(given), _words(_read(own)))
+        mend = "leave --tokenizer out to take the run's own"
+    else:
+        size = _size(given)
+        fault = "" if ids in (None, size) else f"has {size:,} ids, not {ids:,}"
+        mend = "give `sgt-ds convert --tokenizer` a copy of that one"
+    if fault:
+        raise UserError(
+            path, "tokenizer", f"{fault}, as the one that the model was trained with; {mend}"
+        )
+
+
+def _difference(given: dict[int, str], trained: dict[int, str]) -> str:
+    if len(given) != len(trained):
+        return f"has {len(given):,} ids, not {len(trained):,}"
+    other = next((number for number in trained if given.get(number) != trained[number]), None)
+    if other is None:
+        return ""
+    return f"has {given.get(other)!r} for id {other}, not {trained[other]!r}"
+
+
+def _words(tokenizer: Any) -> dict[int, str]:
+    return {number: word for word, number in tokenizer.get_vocab(with_added_tokens=True).items()}
 
 
 def _read(path: Path) -> Any:

@@ -30,7 +30,7 @@ from sgt_ds.launch.environment import (
     forwarded_environment,
     write_environment_file,
 )
-from sgt_ds.launch.hostfile import format_hostfile
+from sgt_ds.launch.hostfile import format_hostfile, world_size
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, on_hosts, processes_of
 from sgt_ds.launch.record import (
     RunRecord,
@@ -224,9 +224,10 @@ def _run_once(
 
 def _ranks_words(target: Target) -> str:
     """Which ranks this launch starts, in words."""
-    hosts = len(target.hosts)
-    where = "this machine" if target.local or hosts == 1 else f"{hosts} hosts"
-    return f"{target.world_size} rank{'s' if target.world_size > 1 else ''} on {where}"
+    hosts = target.own_hosts if target.node_rank is not None else target.hosts
+    where = "this machine" if target.local or len(hosts) == 1 else f"{len(hosts)} hosts"
+    ranks = world_size(hosts)
+    return f"{ranks} rank{'s' if ranks > 1 else ''} on {where}"
 
 
 def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:

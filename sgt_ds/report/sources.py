@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
-from sgt_ds.files import lock_is_held
 from sgt_ds.growth import DecisionLine, Header, Measurement, State, build_policy, read_journal
 from sgt_ds.progress import duration
 from sgt_ds.report.access import Access, NoAnswer, access_of_run
@@ -147,12 +146,9 @@ class DirectorySource:
 
     def _outcome(self) -> Outcome | None:
         """How training ended; None while somebody trains, or where nobody said so."""
-        locks = (self._layout.supervisor_lock, self._layout.training_lock)
         outcome = read_outcome(self._layout.control)
-        if outcome is None or any(lock_is_held(lock) for lock in locks):
-            return None
-        # What was written later is of a run under the raw launcher, or of one on another machine.
-        return outcome if outcome.ended >= self._written() else None
+        # A copied run's files have other times, in any order.
+        return outcome if outcome is not None and outcome.written >= self._written() else None
 
     def _news(self) -> str:
         return f"newest row {duration(max(time.time() - self._written(), 0.0))} ago"

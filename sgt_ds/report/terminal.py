@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from sgt_ds.progress import duration
@@ -52,7 +53,9 @@ def _head(view: RunView, width: int) -> list[str]:
     left = view.seconds_left
     if left is not None:
         progress += f"  ETA {duration(left)}" if left > 0 else "  done"
-    lines = [f"{title}  ({view.state})", progress]
+    # How a run ended may be long.
+    state = textwrap.wrap(view.state, width) if view.is_over else []
+    lines = [title if view.is_over else f"{title}  ({view.state})", *state, progress]
     if view.steps:
         share = min(1.0, view.step / view.steps)
         room = width - 9

@@ -8,7 +8,7 @@ from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.hardware import HardwareSampler
 from sgt_ds.telemetry.metric import STEP_PARTS, Metric
 from sgt_ds.telemetry.metrics import METRICS
-from sgt_ds.telemetry.outcome import Outcome, read_outcome, write_outcome
+from sgt_ds.telemetry.outcome import Outcome, read_outcome, remove_outcome, write_outcome
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.snapshot import DeviceMemory
@@ -33,6 +33,7 @@ __all__ = [
     "peak_flops",
     "read_outcome",
     "read_password",
+    "remove_outcome",
     "targets",
     "tensorboard",
     "wandb",

@@ -1,34 +1,45 @@
-"""How the newest `sgt-ds train` of a run ended: RUN/control/outcome.json."""
+"""How a run was left: RUN/control/outcome.json, until its next start."""
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from sgt_ds.files import write_text_atomically
 
+_NAME = "outcome.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`status`: its exit status. `reason`: in words. `ended`: when, in seconds since the epoch."""
+    """`status`: exit status of `sgt-ds train`, 0 of a rollback. `reason`: in words.
+
+    `written`: when, by the file system's clock.
+    """
 
     status: int
     reason: str
-    ended: float
+    written: float
 
 
 def write_outcome(control: Path, status: int, reason: str) -> None:
     """Write it to the run's folder of that name. Raises: OSError."""
-    text = json.dumps(asdict(Outcome(status, reason, time.time())))
-    write_text_atomically(control / "outcome.json", text + "\n")
+    text = json.dumps({"status": status, "reason": reason, "ended": time.time()})
+    write_text_atomically(control / _NAME, text + "\n")
 
 
 def read_outcome(control: Path) -> Outcome | None:
     """What is written there; None where nothing is, or something else."""
+    path = control / _NAME
     try:
-        values = json.loads((control / "outcome.json").read_text("utf-8"))
-        return Outcome(int(values["status"]), str(values["reason"]), float(values["ended"]))
+        values = json.loads(path.read_text("utf-8"))
+        return Outcome(int(values["status"]), str(values["reason"]), path.stat().st_mtime)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def remove_outcome(control: Path) -> None:
+    """The run goes on. Raises: OSError."""
+    (control / _NAME).unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import torch
 
 from sgt_ds import __version__
 from sgt_ds.config import RunConfig, RunLayout
+from sgt_ds.telemetry import remove_outcome
 from sgt_ds.training.engine import Ranks
 
 log = logging.getLogger("sgt_ds")
@@ -34,7 +35,7 @@ def reached_step(metrics: Path) -> int | None:
 
 
 def note_start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> None:
-    """Append this start to the run's record.
+    """Append this start to the run's record, and take away how the last one ended.
 
     `step`: where it goes on; `reached`: how far the run had come. A record that cannot be written
     stops no training: it is for people who read of the run later.
@@ -44,6 +45,7 @@ def note_start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) 
         log.warning("training.fp8: %s from step %d on, not as before", f"{fp8}".lower(), step)
     line = json.dumps(_start(config, ranks, step, reached)) + "\n"
     try:
+        remove_outcome(RunLayout(config.run_dir).control)
         with path.open("a", encoding="utf-8") as stream:
             stream.write(line)
     except OSError:

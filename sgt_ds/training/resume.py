@@ -61,8 +61,9 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
                 ", ".join(sorted(loops, key=int)),
             )
         _fork_growth(trainer, path, state["growth"])
-    journal = trainer.growth.journal
-    if journal is not None and journal.is_new and not forking:
+    growth, journal = trainer.growth, trainer.growth.journal
+    changed = growth.state != growth.policy.initial_state()
+    if journal is not None and journal.is_new and changed and not forking:
         log.warning(
             "%s was not there, and begins anew at step %d: nothing leads to the loops before; stop, "
             "restore it and resume, if you have a copy",

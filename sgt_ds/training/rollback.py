@@ -5,19 +5,19 @@ Knows no launcher. The next start resumes there by itself.
 
 from __future__ import annotations
 
-import filecmp
-import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sgt_ds import checkpoints
+from sgt_ds.checkpoints import CheckpointInfo
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
-from sgt_ds.files import atomic_writer
-from sgt_ds.growth import Journal
-from sgt_ds.training.run_directory import MetricsFile, only_trainer
+from sgt_ds.files import atomic_writer, truncate
+from sgt_ds.growth import kept_part
+from sgt_ds.telemetry import write_outcome
+from sgt_ds.training.run_directory import kept_rows, only_trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,65 +53,68 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
             # What a run that died while saving left could come back under its name later.
             checkpoints.remove_leftovers(layout.checkpoints)
         kept = checkpoints.checkpoint_until(layout.checkpoints, step)
-        written = (layout.journal, layout.metrics)
-        past = any(_reaches_past(path, kept.step) for path in written)
-        frozen_from = checkpoints.read_state(kept.path).get("growth", {}).get("frozen_from")
-        aside, moved = None, list[Path]()
+        growth = checkpoints.read_state(kept.path).get("growth")
+        frozen_from = growth.get("frozen_from") if isinstance(growth, dict) else None
         try:
-            # A rollback that was killed before the cut has its copies already.
-            if checkpoints.newer_than(kept) or (past and not _are_kept(written, layout.set_aside)):
-                aside = RunLayout(_next_folder(layout.set_aside))
-                for path in (layout.config, *written):
-                    if path.exists():
-                        _copy(path, aside.run_dir / path.name)
-                moved = checkpoints.set_aside(kept, aside.checkpoints)
-            thawed = _cut_back(layout, kept.step, frozen=frozen_from is not None)
+            cuts, thawed = _cuts(layout, kept.step, frozen=frozen_from is not None)
+            aside, moved = _set_aside(layout, kept, cuts)
+            if thawed:
+                layout.freeze_request.unlink(missing_ok=True)
+            for path, size in cuts.items():
+                truncate(path, size)
+            if cuts or moved:
+                write_outcome(layout.control, 0, f"rolled back to step {kept.step}")
         except OSError as error:
             raise UserError(
                 run_dir, None, f"cannot be rolled back ({error.strerror}); free the disk, try again"
             ) from None
-    where = aside.run_dir if aside else None
-    return RolledBack(kept.step, kept.path, frozen_from, thawed, where, tuple(moved))
+    return RolledBack(kept.step, kept.path, frozen_from, thawed, aside, tuple(moved))
 
 
-def _cut_back(layout: RunLayout, step: int, *, frozen: bool) -> bool:
-    """Have journal and metrics end at `step`, as a resume from there would.
+def _cuts(layout: RunLayout, step: int, *, frozen: bool) -> tuple[dict[Path, int], bool]:
+    """Bytes that stay of each file that holds more than belongs to `step`; whether a freeze goes.
 
-    `frozen`: whether growth is frozen there. Returns whether a later freeze is taken back.
+    `frozen`: whether growth is frozen there. The journal comes last: it tells of the freeze.
     """
-    thawed = False
-    if layout.journal.exists():
-        with Journal(layout.journal) as journal:
-            thawed = journal.cut_back(step, frozen=frozen)
+    kept, thawed = {}, False
     if layout.metrics.exists():
-        metrics = MetricsFile(layout.metrics)
-        metrics.cut_back(step)
-        metrics.close()
-    if thawed:
-        layout.freeze_request.unlink(missing_ok=True)
-    return thawed
+        kept[layout.metrics] = kept_rows(layout.metrics, step)
+    if layout.journal.exists():
+        kept[layout.journal], thawed = kept_part(layout.journal, step, frozen=frozen)
+    return {path: size for path, size in kept.items() if size < path.stat().st_size}, thawed
 
 
-def _reaches_past(path: Path, step: int) -> bool:
-    """Whether a file of JSON lines in order of steps holds lines past `step`."""
-    if not path.exists():
-        return False
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    try:
-        return bool(lines) and int(json.loads(lines[-1]).get("step", -1)) > step
-    except (ValueError, AttributeError, TypeError):
-        return True  # torn: keep it
+def _set_aside(
+    layout: RunLayout, kept: CheckpointInfo, cut: Iterable[Path]
+) -> tuple[Path | None, list[Path]]:
+    """Copy run.yaml, journal and metrics, and move later checkpoints, to a folder of their own.
+
+    Returns the folder, None where nothing came later or an earlier rollback, which was killed, has
+    set it aside; and where the checkpoints lie now.
+    """
+    if not checkpoints.newer_than(kept) and _are_kept(cut, layout.set_aside):
+        return None, []
+    aside = RunLayout(_next_folder(layout.set_aside))
+    for path in (layout.config, layout.journal, layout.metrics):
+        if path.exists():
+            _copy(path, aside.run_dir / path.name)
+    return aside.run_dir, checkpoints.set_aside(kept, aside.checkpoints)
 
 
-def _are_kept(files: Sequence[Path], parent: Path) -> bool:
-    """Whether the newest folder of `parent` holds these very files."""
+def _are_kept(files: Iterable[Path], parent: Path) -> bool:
+    """Whether the newest folder of `parent` holds all of each of these files."""
     folders = sorted(parent.iterdir()) if parent.is_dir() else []
-    copies = [folders[-1] / path.name for path in files] if folders else []
-    return bool(copies) and all(
-        copy.exists() and filecmp.cmp(copy, path, shallow=False)
-        for copy, path in zip(copies, files, strict=True)
-        if path.exists()
-    )
+    return all(folders and _begins_with(folders[-1] / path.name, path) for path in files)
+
+
+def _begins_with(copy: Path, path: Path) -> bool:
+    if not copy.exists():
+        return False
+    with copy.open("rb") as long, path.open("rb") as short:
+        while piece := short.read(1 << 20):
+            if long.read(len(piece)) != piece:
+                return False
+    return True
 
 
 def _next_folder(parent: Path) -> Path:

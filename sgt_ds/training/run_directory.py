@@ -58,6 +58,20 @@ def set_up_logging(run_dir: Path, rank: int) -> logging.Logger:
     return logger
 
 
+def kept_rows(path: Path, step: int) -> int:
+    """Bytes of metrics.jsonl up to `step`: to the first row past it, or torn."""
+    keep = 0
+    with path.open("rb") as stream:
+        for line in stream:
+            try:
+                if json.loads(line)["step"] > step or not line.endswith(b"\n"):
+                    break
+            except (ValueError, TypeError, LookupError, RecursionError):
+                break
+            keep += len(line)
+    return keep
+
+
 class MetricsFile:
     """metrics.jsonl: one JSON object a line, in order of steps."""
 
@@ -71,16 +85,7 @@ class MetricsFile:
 
     def cut_back(self, step: int) -> None:
         """Drop every row past `step`, and a torn last line."""
-        keep = 0
-        with self._file.path.open("rb") as stream:
-            for line in stream:
-                try:
-                    if json.loads(line)["step"] > step or not line.endswith(b"\n"):
-                        break
-                except (ValueError, TypeError, LookupError, RecursionError):
-                    break
-                keep += len(line)
-        self._file.cut(keep)
+        self._file.cut(kept_rows(self._file.path, step))
 
     def close(self) -> None:
         """Make the rows survive a power cut, and close the file."""
