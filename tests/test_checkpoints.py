@@ -338,7 +338,7 @@ def test_a_fault_is_told_with_its_path_twice_or_without_a_mend_or_with_two(
     assert told("checkpoint", "verify", str(newer)) == [
         f"{fault}use another one, {verifies} tells which are good"
     ]
-    assert told(*convert) == [f"{fault}name one with --tag that {verifies} calls good"]
+    assert told(*convert) == [f"{fault}name one that {verifies} calls good"]
     for path in (older, newer):
         (path / "manifest.json").unlink()
     lacks = "manifest.json: is missing: no whole checkpoint; "

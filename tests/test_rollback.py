@@ -97,6 +97,8 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
         runs.end(process)
     assert status == 2
     assert "is being trained by another process" in said
+    start = read_history(run).starts[-1]
+    assert (start.step, start.reached) == (12, 20), "what is done again"
     frozen = [x for x in runs.journal_lines(run) if x["type"] == "decision" and x["step"] >= 12]
     # The window at 12 was decided before the checkpoint; those at 14 and later are not.
     assert [(x["step"], x["rule"]) for x in frozen] == [(12, "activate"), (12, "freeze")]

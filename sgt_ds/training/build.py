@@ -32,6 +32,7 @@ from sgt_ds.training.faults import Requests
 from sgt_ds.training.heartbeat import Heartbeat
 from sgt_ds.training.parts import StepParts
 from sgt_ds.training.resume import restore
+from sgt_ds.training.rollback import uncut_metrics
 from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
 from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.start import checked_start, load_start
@@ -61,7 +62,8 @@ def run(
         trainer = build_trainer(config, ranks, config_file, heartbeat)
         try:
             heartbeat.enter("start")
-            reached = reached_step(RunLayout(config.run_dir).metrics)
+            layout = RunLayout(config.run_dir)
+            reached = reached_step(uncut_metrics(layout)) if ranks.is_main else None
             restore(trainer, config, ranks, resuming=resuming)
             if resuming:  # only now is it known to be the same run
                 ranks.on_main(lambda: save_run_config(config))

@@ -71,6 +71,15 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
     return RolledBack(kept.step, kept.path, frozen_from, thawed, aside, tuple(moved))
 
 
+def uncut_metrics(layout: RunLayout) -> Path:
+    """The metrics of all that was trained: what a rollback set aside, until more is written."""
+    aside = _newest_folder(layout.set_aside)
+    if aside is None or not layout.metrics.exists():
+        return layout.metrics
+    copy = aside / layout.metrics.name
+    return copy if _begins_with(copy, layout.metrics) else layout.metrics
+
+
 def _cuts(layout: RunLayout, step: int, *, frozen: bool) -> tuple[dict[Path, int], bool]:
     """Bytes that stay of each file that holds more than belongs to `step`; whether a freeze goes.
 
@@ -103,8 +112,12 @@ def _set_aside(
 
 def _are_kept(files: Iterable[Path], parent: Path) -> bool:
     """Whether the newest folder of `parent` holds all of each of these files."""
-    folders = sorted(parent.iterdir()) if parent.is_dir() else []
-    return all(folders and _begins_with(folders[-1] / path.name, path) for path in files)
+    newest = _newest_folder(parent)
+    return all(newest is not None and _begins_with(newest / path.name, path) for path in files)
+
+
+def _newest_folder(parent: Path) -> Path | None:
+    return max(parent.iterdir(), default=None) if parent.is_dir() else None
 
 
 def _begins_with(copy: Path, path: Path) -> bool:
