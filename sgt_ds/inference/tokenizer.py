@@ -112,7 +112,8 @@ def check_tokenizer(path: Path, source: Source) -> None:
 def _difference(given: dict[int, str], trained: dict[int, str]) -> str:
     if len(given) != len(trained):
         return f"has {len(given):,} ids, not {len(trained):,}"
-    other = next((number for number in trained if given.get(number) != trained[number]), None)
+    others = (number for number in sorted(trained) if given.get(number) != trained[number])
+    other = next(others, None)
     if other is None:
         return ""
     return f"has {given.get(other)!r} for id {other}, not {trained[other]!r}"
