@@ -103,7 +103,8 @@ def inf(trainer: Any, rank: int, step: int, times: int) -> None:
                 "clock": trainer.clock.step == at and trainer.growth.passes(at) == due,
                 "rate": trainer.engine.optimizer.param_groups[0]["lr"],
             }
-            print("skip " + json.dumps(facts), flush=True)
+            # In one write: the other ranks write to the same file.
+            print(f"skip {json.dumps(facts)}\n", end="", flush=True)
         return applied
 
     trainer.train_step = watched
