@@ -17,6 +17,7 @@ pdsh pdsh tests/test_hosts.py
 ip iproute2 tests/test_hosts.py
 nft nftables tests/test_hosts.py,tests/faults.py
 faketime faketime tests/faults.py
+chromium chromium tests/test_report.py
 "
 
 PATH="$PATH:/usr/sbin:/sbin"

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from sgt_ds.errors import UserError
 
 # Two graphs a case, a batch and a kind of pass; dynamo's own 8 would fall back to eager.
 _MAX_GRAPHS = 64
+
+# Token ids and their positions, int64 (batch, length) and (1, length), to the next ids (batch, 1).
+_Step = Callable[[Tensor, Tensor], Tensor]
 
 # Tokens that a case decodes before the next one's turn: what else the machine does hits all alike.
 _TURN = 8
@@ -198,64 +202,85 @@ class Runner:
         ids = torch.randint(0, setting.model.vocab_size, shape, generator=generator)
         self.ids = ids.to(setting.device)
         """The prompts, int64 (batch, prompt)."""
-        self.token = self.ids[:, -1:]
-        """The newest tokens, int64 (batch, 1)."""
+        self.token = self.ids[:, -1:].clone()
+        """The newest tokens, int64 (batch, 1); always in the same place."""
         self._positions = torch.arange(setting.prompt, device=setting.device)[None]
+        self._position = self._positions[:, -1:].clone()  # of `token`
         self._cache = self._new_cache(batch)
-        self._read_prompt: Callable[[Tensor, Tensor], Tensor] = self._step
-        self._read_token: Callable[[Tensor, Tensor], Tensor] = self._step
+        read_prompt: _Step = self._step
+        read_token: _Step = self._step
         if setting.compiled:
-            self._read_prompt = self._compiled(one_row=False)
-            self._read_token = self._compiled(one_row=batch == 1)
+            read_prompt = self._compiled(tuned=False)
+            read_token = self._compiled(tuned=batch == 1)
+        self._read_prompt = self._work(read_prompt, self.ids, self._positions)
+        self._read_token = self._work(read_token, self.token, self._position)
 
     def prefill(self) -> float:
         """Seconds of the prompt, into an empty cache."""
-        if self._setting.compiled:
-            self._cache.reset()
-        else:
-            self._cache = self._new_cache(self.ids.shape[0])
-        with torch.inference_mode():
-            started = self._now()
-            self.token = self._next(self._read_prompt, self.ids, self._positions)
-            ended = self._now()
-            self._position = self._positions[:, -1:] + 1
-        return ended - started
+        self._empty_cache()
+        return self._timed(self._read_prompt, 1)
 
     def decode(self, tokens: int) -> float:
         """Seconds of so many tokens more."""
+        return self._timed(self._read_token, tokens)
+
+    def _timed(self, read: Callable[[], None], times: int) -> float:
         with torch.inference_mode():
             started = self._now()
-            for _ in range(tokens):
-                self.token = self._next(self._read_token, self.token, self._position)
-                self._position = self._position + 1
+            for _ in range(times):
+                read()
             return self._now() - started
 
-    def _compiled(self, *, one_row: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    def _work(self, step: _Step, ids: Tensor, positions: Tensor) -> Callable[[], None]:
+        """What is timed: plain on a CPU or without compiling, else one CUDA graph."""
+        read = partial(self._read, step, ids, positions)
+        as_graph = self._setting.compiled and self._setting.device.type == "cuda"
+        return self._captured(read) if as_graph else read
+
+    def _read(self, step: _Step, ids: Tensor, positions: Tensor) -> None:
+        """Leaves the next tokens and their position where the next call finds them."""
+        self.token.copy_(step(ids, positions))
+        torch.add(positions[:, -1:], 1, out=self._position)
+
+    def _compiled(self, *, tuned: bool) -> _Step:
         setting, dynamo = self._setting, torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
         options: dict[str, str | int | bool | Callable[..., Any]] | None = None
         if setting.device.type == "cuda":
             # The library's product of one row takes 6 to 9 µs whatever its size; with this option it
             # is a reduction that is tuned where it runs, and joins what reads the same.
-            options = {"triton.cudagraphs": True, "coordinate_descent_tuning": one_row}
+            options = {"coordinate_descent_tuning": tuned}
         return torch.compile(
             self._step, fullgraph=True, dynamic=False, backend=setting.backend, options=options
         )
 
-    def _next(
-        self, step: Callable[[Tensor, Tensor], Tensor], ids: Tensor, positions: Tensor
-    ) -> Tensor:
-        if self._setting.compiled:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            # The graph writes its answer to the same place every time.
-            return step(ids, positions).clone()
-        return step(ids, positions)
+    def _captured(self, read: Callable[[], None]) -> Callable[[], None]:
+        """`read` as one CUDA graph, which the host starts with a single call."""
+        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode():
+            aside.wait_stream(here)
+            with torch.cuda.stream(aside):
+                for _ in range(2):  # compiles, tunes, and settles
+                    self._empty_cache()
+                    read()
+            here.wait_stream(aside)
+            with torch.cuda.graph(graph):
+                read()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def _step(self, ids: Tensor, positions: Tensor) -> Tensor:
         cache = {self._cache_name: self._cache}
         answer = self._model(ids, position_ids=positions, logits_to_keep=1, **cache)
         following: Tensor = answer.logits[:, -1:].argmax(-1)
         return following
+
+    def _empty_cache(self) -> None:
+        if self._setting.compiled:
+            self._cache.reset()
+        else:
+            self._cache = self._new_cache(self.ids.shape[0])
 
     def _new_cache(self, batch: int) -> Any:
         from transformers import DynamicCache, StaticCache
