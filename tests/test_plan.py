@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,12 @@ def test_journal_whose_growth_the_plan_does_not_follow(tmp_path: Path) -> None:
     # A flag asks what another policy would have done with the same entropies.
     other = planned("--journal", str(path), "--direction", "s2d")
     assert [(e["step"], e["layer"]) for e in other["events"]] == [(20, 1), (30, 4), (40, 4)]
+    # A decision that goes on from one that is not there.
+    with Journal.open_or_create(path, {}) as journal:
+        journal.decision(replace(done[0], step=70, before=done[0].after), 0)
+    gap = run_plan("--journal", str(path))
+    assert gap.returncode == 2
+    assert gap.stderr.startswith(f"sgt-ds: {path}: step 70: was decided with loops to which no ")
 
 
 def test_run_configuration_whose_values_the_plan_ignores(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from token_sets import TOKENIZER_SHA256, write_token_set
 
-from sgt_ds.config import DataConfig, DataSource, ModelConfig
+from sgt_ds.config import DataConfig, DataSource, EvaluationConfig, ModelConfig, TextSource
 from sgt_ds.data import check_data, check_shards, open_token_set
 from sgt_ds.data.shards import Shard, write_shard
 from sgt_ds.errors import UserError
+from sgt_ds.evaluation import check_evaluation
 
 TINY = ModelConfig(hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, vocab_size=1000)
 
@@ -161,6 +162,9 @@ def test_a_shard_that_is_gone_or_cut_is_found_at_the_first_validation(tmp_path: 
     train, validation = (write_token_set(tmp_path / name, shards) for name in ("train", "val"))
     data = DataConfig(train=[DataSource(path=train)], validation=validation, sequence_length=4)
     check_shards(data)
+    text = TextSource(name="val", path=str(validation))
+    scored = EvaluationConfig(every=1, perplexity=[text])
+    check_evaluation(scored, "run.yaml")
     last = sorted(validation.glob("*.tokens"))[-1]
     size = last.stat().st_size
     os.truncate(last, size - 8)
@@ -170,6 +174,9 @@ def test_a_shard_that_is_gone_or_cut_is_found_at_the_first_validation(tmp_path: 
     last.unlink()
     with pytest.raises(UserError, match="is missing; prepare the set again"):
         check_shards(data)
+    with pytest.raises(UserError, match="is missing; prepare the set again") as gone:
+        check_evaluation(scored, "run.yaml")
+    assert gone.value.field == "evaluation.perplexity.0.path"
 
 
 READ_ALL = """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sgt_ds.config import GrowthConfig, ModelConfig
-    from sgt_ds.growth import Header, Line, Policy
+    from sgt_ds.growth import Line, Policy
 
 # Flags that override a journal's settings -> keys of `growth`.
 _OVERRIDES = {
@@ -91,7 +91,7 @@ def policy_of(
     from itertools import chain
 
     from sgt_ds.errors import UserError
-    from sgt_ds.growth import Measurement, journal_in, read_journal
+    from sgt_ds.growth import Measurement, check_whole, journal_in, read_journal
 
     path = journal_in(file)
     header, lines = read_journal(path)
@@ -126,22 +126,6 @@ def policy_of(
     keys = _given_keys(options, given)
     policy, settings = _build(path, method, {"entropy_ema": 0.0, **given}, model, keys)
     return policy, settings, chain([first], lines), False
-
-
-def check_whole(path: Path, header: Header) -> None:
-    """Raises: UserError where lines of the journal `path` are missing."""
-    from sgt_ds.errors import UserError
-    from sgt_ds.growth import build_policy, first_gap, read_journal
-
-    initial = build_policy(header.method, header.growth, header.model).initial_state()
-    gap = first_gap(read_journal(path, live=True)[1], initial)
-    if gap is not None:
-        raise UserError(
-            path,
-            f"step {gap}",
-            "was decided with loops to which no line before leads: lines are missing; restore the "
-            "journal from a copy",
-        )
 
 
 def _given_keys(options: argparse.Namespace, given: dict[str, Any]) -> frozenset[str]:

@@ -20,7 +20,7 @@ from sgt_ds.data.token_set import (
 )
 from sgt_ds.data.tokenizer_training import TrainedTokenizer, train_tokenizer
 from sgt_ds.data.tokenizers import Tokenizer
-from sgt_ds.data.verification import check_first, check_shards, inspect, verify
+from sgt_ds.data.verification import check_first, check_set, check_shards, inspect, verify
 
 __all__ = [
     "SET_MANIFEST",
@@ -39,6 +39,7 @@ __all__ = [
     "bench_prepare",
     "check_data",
     "check_first",
+    "check_set",
     "check_shards",
     "check_tokenizer_file",
     "inspect",

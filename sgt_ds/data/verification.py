@@ -52,9 +52,13 @@ def check_shards(data: DataConfig) -> None:
         if is_remote(str(location)):
             continue
         with in_field(key):
-            token_set = open_token_set(location)
-            for entry in token_set.manifest.shards:
-                _check_size(token_set.path / entry.file, entry.bytes)
+            check_set(open_token_set(location))
+
+
+def check_set(token_set: TokenSet) -> None:
+    """Raises: UserError of the first shard of a local set that is missing or has another size."""
+    for entry in token_set.manifest.shards:
+        _check_size(token_set.path / entry.file, entry.bytes)
 
 
 def _check_size(path: Path, expected: int) -> None:

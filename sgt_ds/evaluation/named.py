@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sgt_ds.config import EvaluationConfig, TaskSource
-from sgt_ds.data import is_remote, open_token_set, read_texts
+from sgt_ds.data import check_set, is_remote, open_token_set, read_texts
 from sgt_ds.errors import UserError, in_field
 from sgt_ds.evaluation.sources import is_local, load_questions
 from sgt_ds.evaluation.tasks import Task, find_tasks
@@ -39,7 +39,7 @@ def named_tasks(settings: EvaluationConfig, config_file: str) -> list[tuple[str,
 def check_evaluation(settings: EvaluationConfig, config_file: str) -> None:
     """Look at what lies on this machine: whether it is there, and the form of its first row.
 
-    Raises: UserError as `named_tasks`, and where a file is missing or of another form.
+    Raises: UserError as `named_tasks`, and where a file or a shard is missing or of another form.
     """
     for key, source, task in named_tasks(settings, config_file):
         if is_local(source.path):
@@ -49,6 +49,6 @@ def check_evaluation(settings: EvaluationConfig, config_file: str) -> None:
         if not is_remote(text.path):
             with in_field(f"evaluation.perplexity.{index}.path"):
                 if Path(text.path).is_dir():
-                    open_token_set(Path(text.path))
+                    check_set(open_token_set(Path(text.path)))
                 else:
                     next(read_texts(text.path), None)

@@ -28,7 +28,7 @@ from sgt_ds.growth.lines import (
     read_journal,
 )
 from sgt_ds.growth.policy import POLICIES, Policy, build_policy, check_method
-from sgt_ds.growth.replay import change_as_json, decisions, first_gap, replay
+from sgt_ds.growth.replay import change_as_json, check_whole, decisions, first_gap, replay
 from sgt_ds.growth.requests import request_freeze
 from sgt_ds.growth.state import VANILLA, Loop, Scope, State
 from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
@@ -63,6 +63,7 @@ __all__ = [
     "build_policy",
     "change_as_json",
     "check_method",
+    "check_whole",
     "compare",
     "decisions",
     "first_gap",

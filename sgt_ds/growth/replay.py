@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+from sgt_ds.errors import UserError
 from sgt_ds.growth.decision import OPERATOR, Decision, loops_as_json
-from sgt_ds.growth.lines import DecisionLine, Line
-from sgt_ds.growth.policy import Policy
+from sgt_ds.growth.lines import DecisionLine, Header, Line, read_journal
+from sgt_ds.growth.policy import Policy, build_policy
 from sgt_ds.growth.state import State
 from sgt_ds.growth.statistics import EntropyAverage
 
@@ -24,6 +26,19 @@ def first_gap(lines: Iterable[Line], initial: State) -> int | None:
                 return line.decision.step
             loops = loops_as_json(line.decision.after)
     return None
+
+
+def check_whole(path: Path, header: Header) -> None:
+    """Raises: UserError where lines of the journal `path` are missing."""
+    initial = build_policy(header.method, header.growth, header.model).initial_state()
+    gap = first_gap(read_journal(path, live=True)[1], initial)
+    if gap is not None:
+        raise UserError(
+            path,
+            f"step {gap}",
+            "was decided with loops to which no line before leads: lines are missing; restore the "
+            "journal from a copy",
+        )
 
 
 def decisions(

@@ -116,8 +116,15 @@ def _are_kept(files: Iterable[Path], parent: Path) -> bool:
     return all(newest is not None and _begins_with(newest / path.name, path) for path in files)
 
 
+def _folders(parent: Path) -> dict[int, Path]:
+    """The numbered folders of `parent`: 001, 002, …"""
+    there = parent.iterdir() if parent.is_dir() else ()
+    return {int(folder.name): folder for folder in there if folder.name.isdecimal()}
+
+
 def _newest_folder(parent: Path) -> Path | None:
-    return max(parent.iterdir(), default=None) if parent.is_dir() else None
+    folders = _folders(parent)
+    return folders[max(folders)] if folders else None
 
 
 def _begins_with(copy: Path, path: Path) -> bool:
@@ -131,10 +138,8 @@ def _begins_with(copy: Path, path: Path) -> bool:
 
 
 def _next_folder(parent: Path) -> Path:
-    """A new folder: 001, 002, …"""
     parent.mkdir(exist_ok=True)
-    number = 1 + max((int(old.name) for old in parent.iterdir() if old.name.isdecimal()), default=0)
-    folder = parent / f"{number:03d}"
+    folder = parent / f"{1 + max(_folders(parent), default=0):03d}"
     folder.mkdir()
     return folder
 
