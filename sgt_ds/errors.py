@@ -26,26 +26,26 @@ def _printable(text: str) -> str:
 
 
 class UserError(SgtError):
-    """A mistake in what the user gave: rendered as one line `file: field: fault and mend`, exit 2.
+    """A mistake in what the user gave: rendered as one line `file: field: fault and remedy`, exit 2.
 
     `file`: the file (or flag, or host) at fault. `field`: the key, line or flag inside it, or None.
-    `mend`: what is wrong and what to do, in one line.
+    `message`: what is wrong and what to do, in one line.
     """
 
     exit_code = 2
 
     def __init__(
-        self, file: str | Path, field: str | None, mend: str, *, everywhere: bool = False
+        self, file: str | Path, field: str | None, message: str, *, everywhere: bool = False
     ) -> None:
         self.everywhere = everywhere
         # A path may hold line breaks, or what a terminal obeys.
         self.file, self.field = _printable(str(file)), None if field is None else _printable(field)
-        self.mend = _printable(" ".join(mend.split()))
-        super().__init__(": ".join(part for part in (self.file, self.field, self.mend) if part))
+        self.message = _printable(" ".join(message.split()))
+        super().__init__(": ".join(part for part in (self.file, self.field, self.message) if part))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As raised in another process: an exception pickles as its message alone.
-        return type(self), (self.file, self.field, self.mend), {"everywhere": self.everywhere}
+        return type(self), (self.file, self.field, self.message), {"everywhere": self.everywhere}
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def in_field(field: str) -> Iterator[None]:
     except UserError as error:
         if error.field is not None:
             raise
-        raise UserError(error.file, field, error.mend, everywhere=error.everywhere) from None
+        raise UserError(error.file, field, error.message, everywhere=error.everywhere) from None
 
 
 class Diverged(SgtError):

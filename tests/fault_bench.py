@@ -222,7 +222,7 @@ class Bench:
         command: Sequence[str] | None = None,
         options: Sequence[str] = (),
         resume: bool = True,
-        mend: Callable[[], object] = lambda: None,
+        repair: Callable[[], object] = lambda: None,
     ) -> Row:
         """Put a fault into a running job, wait until it has ended, look what is left, resume.
 
@@ -251,7 +251,7 @@ class Bench:
             faults.append(f"took {seconds:.0f} s, may take {within:.0f}")
         if status != expect:
             faults.append(f"exit status {status}, must be {expect}")
-        mend()
+        repair()
         saved = last_step(job)
         if resume:
             faults += self.check_resume(run)
@@ -263,14 +263,14 @@ class Bench:
         self,
         name: str,
         put_in: Callable[[Job], object],
-        mend: Callable[[], object],
+        repair: Callable[[], object],
         *,
         run: Path | None = None,
         until: Callable[[Job], bool] = lambda job: True,
     ) -> Row:
         """A fault that a run must outlast: training goes on without anybody's help.
 
-        `until`: what must have shown before it is mended. `mend`: called before the run's end.
+        `until`: what must have shown before the fault is repaired. `repair`: called before the run's end.
         """
         print(f"— {name}", file=sys.stderr, flush=True)
         others = self.neighbours_processes()
@@ -286,7 +286,7 @@ class Bench:
             except AssertionError as error:
                 faults.append(f"did not go on: {error}")
             seconds = time.monotonic() - began
-            mend()
+            repair()
             status = self.stop(job) if not faults else None
         if status:
             faults.append(f"exit status {status}")

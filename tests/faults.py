@@ -150,7 +150,7 @@ def network_faults(bench: Bench) -> dict[str, Make]:
 
     rows: dict[str, Callable[[str], Row]] = {
         "link down": lambda n: bench.row(
-            n, lambda job: made.unplug(second), mend=lambda: made.plug(second)
+            n, lambda job: made.unplug(second), repair=lambda: made.plug(second)
         ),
         f"link down for {OUTAGE_SECONDS} s": lambda n: bench.survived(n, outage, lambda: None),
         "5% of packets lost": lambda n: bench.survived(
@@ -159,7 +159,7 @@ def network_faults(bench: Bench) -> dict[str, Make]:
         "partition, but for ssh": lambda n: bench.row(
             n,
             lambda job: made.drop(100, tcp_except=hosts.SSH_PORT),
-            mend=lambda: made.drop(0),
+            repair=lambda: made.drop(0),
         ),
     }
     return {name: (lambda make=make, name=name: make(name)) for name, make in rows.items()}

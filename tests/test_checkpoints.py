@@ -312,7 +312,7 @@ def test_a_hostile_manifest_is_one_line_and_exit_2(
     assert older.fault is None
 
 
-def test_a_fault_is_told_with_its_path_twice_or_without_a_mend_or_with_two(
+def test_a_fault_is_told_with_its_path_twice_or_without_a_remedy_or_with_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape = ModelConfig(
@@ -342,12 +342,12 @@ def test_a_fault_is_told_with_its_path_twice_or_without_a_mend_or_with_two(
     for path in (older, newer):
         (path / "manifest.json").unlink()
     lacks = "manifest.json: is missing: no whole checkpoint; "
-    mend = ", copy them back from elsewhere or train anew"
+    remedy = ", copy them back from elsewhere or train anew"
     assert told("checkpoint", "verify", str(run)) == [
-        f"{path}: {lacks}none here is good{mend}" for path in (newer, older)
+        f"{path}: {lacks}none here is good{remedy}" for path in (newer, older)
     ]
     assert told(*convert) == [
-        f"{newer}: {lacks}no other one here is whole{mend.replace('them', 'it')}"
+        f"{newer}: {lacks}no other one here is whole{remedy.replace('them', 'it')}"
     ]
     assert [info.fault for info in list_checkpoints(newer.parent)] == [lacks.removesuffix("; ")] * 2
 

@@ -131,7 +131,7 @@ def test_presets_have_the_paper_s_sizes() -> None:
         ("method=block_loop", "growth.layers: method block_loop takes a list of layers"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_file_key_and_mend(
+def test_a_mistake_is_one_line_that_names_file_key_and_remedy(
     run_file: Path, override: str, line: str
 ) -> None:
     with pytest.raises(UserError) as error:
@@ -306,18 +306,18 @@ def test_an_override_that_is_no_yaml_is_refused(run_file: Path, override: str) -
         load_run_config(run_file, [override])
 
 
-def test_a_refused_start_leaves_the_directory_free_for_the_mended_one(
+def test_a_refused_start_leaves_the_directory_free_for_the_corrected_one(
     run_file: Path, tmp_path: Path
 ) -> None:
-    refused, mended = (
+    refused, corrected = (
         load_run_config(run_file, [f"run_dir={tmp_path / 'run'}", f"training.seed={seed}"])
         for seed in (0, 1)
     )
     prepare_run_directory(refused, resuming=False)
-    assert check_run_directory(mended) is False
+    assert check_run_directory(corrected) is False
     RunLayout(refused.run_dir).metrics.write_text('{"step": 1}\n')
     with pytest.raises(UserError, match=r"training\.seed: 0 -> 1: run_dir holds another run"):
-        check_run_directory(mended)
+        check_run_directory(corrected)
     assert check_run_directory(refused) is True
     longer = refused.training.model_copy(update={"steps": refused.training.steps + 1})
     with pytest.raises(UserError, match=r"training\.steps: .* cosine .* with `fork: .*step-…`"):

@@ -278,15 +278,15 @@ def test_without_a_network_nobody_says_what_to_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["eval", "tasks", str(tmp_path), "--tasks", "sciq"]
-    mend = "give --data FOLDER that holds sciq/validation.jsonl"
+    remedy = "give --data FOLDER that holds sciq/validation.jsonl"
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "datasets", None)
         assert main(command) == 2
-    assert mend in capsys.readouterr().err.splitlines()[-1]
+    assert remedy in capsys.readouterr().err.splitlines()[-1]
     datasets = pytest.importorskip("datasets", reason="needs the package datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     assert main(command) == 2
-    assert mend in capsys.readouterr().err.splitlines()[-1]
+    assert remedy in capsys.readouterr().err.splitlines()[-1]
 
 
 def item(index: int, right: bool, bits: float = 1.0) -> ItemResult:

@@ -393,7 +393,7 @@ def test_another_tokenizer_than_the_models_is_exported_with_it(
     copy = "give `sgt-ds convert --tokenizer` a copy of that one"
     gone = str(tmp_path / "gone.json")
     known = {"tokenizer_sha256": sha256, "tokenizer_ids": 300}
-    for named, given, fault, mend in (
+    for named, given, fault, remedy in (
         (own, other, fewer, leave),
         (own, str(swapped), words, leave),
         (gone, other, fewer, copy),
@@ -401,7 +401,7 @@ def test_another_tokenizer_than_the_models_is_exported_with_it(
     ):
         _restate(run / STEP_FOLDER, tokenizer=named, **known)
         flag = [] if given is None else ["--tokenizer", given]
-        told = f"sgt-ds: {fault}, as the one that the model was trained with; {mend}"
+        told = f"sgt-ds: {fault}, as the one that the model was trained with; {remedy}"
         assert main(["convert", str(run), "--out", str(out), *flag]) == 2
         assert capsys.readouterr().err == f"{told}\n"
         if given is None:

@@ -329,8 +329,8 @@ def test_a_run_trains_in_bf16_where_float8_is_asked_for(tmp_path: Path, data: Pa
 def test_a_gpu_without_float8_fails_in_the_middle_of_a_run(tmp_path: Path, data: Path) -> None:
     run = write_run(tmp_path / "run.yaml", data)
     told = runs.run_to_end([sys.executable, "-c", REFUSED, str(run)], expect=2)
-    mend = "rank 0 is on an A100, which has none; take other GPUs, or set it to false"
-    assert f"sgt-ds train: {run}: training.fp8: {mend}" in told.splitlines()
+    message = "rank 0 is on an A100, which has none; take other GPUs, or set it to false"
+    assert f"sgt-ds train: {run}: training.fp8: {message}" in told.splitlines()
     assert "Traceback" not in told
     assert not (tmp_path / "run" / "run.yaml").exists()
 
@@ -396,8 +396,8 @@ def test_float8_beside_fp32_weights_is_found_out_by_the_ranks(
     run = write_run(tmp_path / "run.yaml", data)
     assert train.main([str(run), f"deepspeed={runs.CPU_FP32}"]) == 2
     (told,) = capsys.readouterr().err.splitlines()
-    mend = "must be true for training.fp8; set it, or take ds_configs/zero2_bf16.json"
-    assert told.startswith(f"sgt-ds train: {runs.CPU_FP32}: bf16.enabled: {mend}")
+    message = "must be true for training.fp8; set it, or take ds_configs/zero2_bf16.json"
+    assert told.startswith(f"sgt-ds train: {runs.CPU_FP32}: bf16.enabled: {message}")
 
 
 def test_a_plan_keeps_silent_on_what_float8_changes(

@@ -345,7 +345,7 @@ def test_a_folder_that_is_no_export_is_one_line(
         assert "give what `sgt-ds convert` wrote" in line
 
 
-def test_a_damaged_export_is_a_traceback_or_told_without_a_mend(
+def test_a_damaged_export_is_a_traceback_or_told_without_a_remedy(
     export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, text = tmp_path / "export", tmp_path / "text.txt"
@@ -367,18 +367,18 @@ def test_a_damaged_export_is_a_traceback_or_told_without_a_mend(
         assert len(lines) == len(commands)
         return set(lines)
 
-    mend = "; copy it again, or convert again"
+    remedy = "; copy it again, or convert again"
     weights, tokenizer = folder / "model.safetensors", folder / "tokenizer.json"
     for size in (weights.stat().st_size // 2, 0):
         os.truncate(weights, size)
         (line,) = told()
         assert line.startswith(f"sgt-ds: {weights}: cannot be loaded (Error while deserializing")
-        assert line.endswith(mend)
+        assert line.endswith(remedy)
     shutil.copyfile(export / weights.name, weights)
     tokenizer.write_text('{"model": {"type": "none"}, "added_tokens": []}')
     (line,) = told()
     assert line.startswith(f"sgt-ds: {folder}: cannot be loaded (")
-    assert line.endswith(mend)
+    assert line.endswith(remedy)
     for file in folder.glob("tokenizer*"):
         file.unlink()
     assert told() == {

@@ -260,6 +260,6 @@ def test_a_run_file_or_control_file_nested_without_end_is_a_traceback(
 
 
 def test_an_error_of_another_process_arrives_as_it_was_raised() -> None:
-    error = UserError(Path("run.yaml"), None, "is wrong; mend it", everywhere=True)
+    error = UserError(Path("run.yaml"), None, "is wrong; fix it", everywhere=True)
     arrived = pickle.loads(pickle.dumps(error))
     assert (str(arrived), vars(arrived)) == (str(error), vars(error))

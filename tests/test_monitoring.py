@@ -335,7 +335,7 @@ def test_every_alert_has_a_runbook_and_cases_that_fire_and_do_not() -> None:
         assert alert["annotations"]["runbook_url"] == f"monitoring/runbooks/{name}.md"
         text = (ROOT / alert["annotations"]["runbook_url"]).read_text()
         assert text.startswith(f"# {name} ({alert['labels']['severity']})\n")
-        for part in ("**Meaning.**", "**First look.**", "**Likely causes.**", "**Mend.**"):
+        for part in ("**Meaning.**", "**Diagnosis.**", "**Likely causes.**", "**Mitigation.**"):
             assert part in text, (name, part)
         fires = {bool(case["exp_alerts"]) for case in cases if case["alertname"] == name}
         assert fires == {True, False}, name

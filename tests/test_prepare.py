@@ -257,7 +257,7 @@ def test_skipping_counts_lists_and_has_a_limit(
     out = tmp_path / "out"
     assert prepare(source, out, "--on-error", "skip") == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    # Even a second file without a fault could not mend it: told after the first.
+    # Even a second file without a fault could not fix it: told after the first.
     assert "3 faults beside 30 documents in 1 of 2 files: 0.0909 is above" in line
     assert len(list(out.glob("*.tokens"))) == 1
     assert prepare(source, out, "--on-error", "skip", "--max-bad-fraction", "0.055") == 2
@@ -372,7 +372,7 @@ def test_verify_names_the_damaged_file(
     assert main(["data", "verify", str(out)]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert name in line
-    assert line.count("again") <= 2, "the mend stands twice"
+    assert line.count("again") <= 2, "the remedy stands twice"
 
 
 def test_inspecting_a_damaged_document_is_a_traceback(

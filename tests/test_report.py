@@ -237,7 +237,7 @@ def set_line(path: Path, number: int, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "mend"),
+    ("name", "line", "remedy"),
     [
         ("metrics.jsonl", '{"step": 10, "loss"', "metrics.jsonl: line 1: is no JSON object"),
         ("metrics.jsonl", '{"step": 10, "loss": "x"}', "loss is 'x', no number"),
@@ -247,14 +247,14 @@ def set_line(path: Path, number: int, line: str) -> None:
     ],
 )
 def test_a_broken_file_is_more_than_one_line_or_leaves_a_report(
-    name: str, line: str, mend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, line: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run")
     set_line(run / name, 1, line)
     out = tmp_path / "report.html"
     assert main(["report", str(run), "-o", str(out)]) == 2
     error = capsys.readouterr().err
-    assert mend in error
+    assert remedy in error
     assert error.count("\n") == 1
     assert not out.exists()
 
@@ -263,7 +263,7 @@ def test_wrong_arguments_are_more_than_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run", until=10)
-    for arguments, mend in (
+    for arguments, remedy in (
         ([str(tmp_path / "none"), "-o", str(tmp_path / "r")], "is no run directory"),
         (
             [str(tmp_path), "-o", str(tmp_path / "r")],
@@ -275,7 +275,7 @@ def test_wrong_arguments_are_more_than_one_line(
     ):
         assert main(["report", *arguments]) == 2
         error = capsys.readouterr().err
-        assert mend in error
+        assert remedy in error
         assert error.count("\n") == 1
 
 

@@ -119,7 +119,7 @@ def test_bad_tokenizer_input_is_one_line_and_exit_2(
     assert "--eos" in capsys.readouterr().err
 
 
-def test_a_mend_is_told_that_the_command_has_not(
+def test_a_remedy_is_told_that_the_command_has_not(
     files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.json"
@@ -128,7 +128,7 @@ def test_a_mend_is_told_that_the_command_has_not(
     prepare = ["--tokenizer", str(files["huggingface"]), "--out", str(tmp_path / "out")]
     assert main(["tokenizer", "train", str(bad), *train]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.endswith("(empty-document); mend the file, or leave it out of the inputs")
+    assert line.endswith("(empty-document); fix the file, or leave it out of the inputs")
     for command in (["tokenizer", "train", *train], ["data", "prepare", *prepare]):
         assert main([*command, f"{tmp_path}/"]) == 2
         told = f"sgt-ds: {tmp_path}/: is a folder; give a glob as '{tmp_path}/*.json.gz'\n"

@@ -139,7 +139,7 @@ def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "mend"),
+    ("target", "remedy"),
     [
         ("no-such-run", "is no run directory"),
         ("127.0.0.1:1", "does not answer as an exporter"),
@@ -148,7 +148,7 @@ def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_wrong_target_is_one_line_and_status_2(
     target: str,
-    mend: str,
+    remedy: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -156,7 +156,7 @@ def test_a_wrong_target_is_one_line_and_status_2(
     monkeypatch.chdir(tmp_path)
     assert main(["top", target, "--once"]) == 2
     err = capsys.readouterr().err
-    assert mend in err
+    assert remedy in err
     assert err.count("\n") == 1
 
 

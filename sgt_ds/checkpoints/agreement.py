@@ -54,7 +54,7 @@ def agree_on_save(fault: str | None, what: str, group: Any) -> None:
 
 def agree_on_input(error: UserError | None, group: Any) -> None:
     """Go on if no rank met bad input. Raises: the first rank's UserError, on all ranks."""
-    parts = None if error is None else (error.file, error.field, error.mend)
+    parts = None if error is None else (error.file, error.field, error.message)
     for said in gather(parts, group):
         if said is not None:
             raise UserError(*said, everywhere=True)

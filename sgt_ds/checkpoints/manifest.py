@@ -30,7 +30,7 @@ DEEPEST_JSON = 50
 PIECE_BYTES = 1 << 20
 
 ANOTHER = "use another checkpoint"
-"""The mend where nothing can be done for this one."""
+"""The remedy where nothing can be done for this one."""
 
 
 @dataclass(frozen=True, slots=True)

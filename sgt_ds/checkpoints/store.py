@@ -263,7 +263,7 @@ def _info(path: Path, step: int, latest: bool) -> CheckpointInfo:
 
 
 def _fault_in(path: Path, error: UserError) -> str:
-    """An error of the checkpoint `path` as one of its faults, which name a file and no mend."""
+    """An error of the checkpoint `path` as one of its faults, which name a file and no remedy."""
     told = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}/")
     return told.removesuffix(f"; {ANOTHER}")
 

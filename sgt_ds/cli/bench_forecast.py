@@ -36,7 +36,7 @@ COUNTS = {
     *("ranks", "global_batch_size"),
 }
 TIMES = {"step_seconds", "growth_collective_seconds"}
-MEND = "give what `sgt-ds bench scaling RUN.yaml --gpus 1,2 --json` printed"
+REMEDY = "give what `sgt-ds bench scaling RUN.yaml --gpus 1,2 --json` printed"
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -112,7 +112,7 @@ def forecast(options: argparse.Namespace) -> None:
         raise UserError(
             options.points,
             None,
-            f"is no measurement of runs ({type(error).__name__}: {error}); {MEND}",
+            f"is no measurement of runs ({type(error).__name__}: {error}); {REMEDY}",
         ) from None
     bucket = options.bucket_elements or document["setting"]["bucket_elements"]
     if options.json:
@@ -189,11 +189,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(path, None, f"no such file; {MEND}") from None
+        raise UserError(path, None, f"no such file; {REMEDY}") from None
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror}); {MEND}") from None
+        raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(path, None, f"is no JSON ({error}); {MEND}") from None
+        raise UserError(path, None, f"is no JSON ({error}); {REMEDY}") from None
     if isinstance(document, dict) and "weak" in document:  # of `bench scaling`
         document = document["weak"]
     wanted = {"setting", "runs", "collectives"}
@@ -201,7 +201,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(
             path,
             None,
-            f"is no measurement of runs; {MEND}, or `bench train --json`",
+            f"is no measurement of runs; {REMEDY}, or `bench train --json`",
         )
     for field, number in _numbers(document):
         _, _, key = field.rpartition(".")

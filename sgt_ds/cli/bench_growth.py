@@ -54,8 +54,8 @@ def growth(options: argparse.Namespace) -> None:
 
     config = load_run_config(options.run, options.overrides)
     if not config.training.compile:
-        mend = "is false, so that nothing is compiled; set it to true"
-        raise UserError(options.run, "training.compile", mend)
+        message = "is false, so that nothing is compiled; set it to true"
+        raise UserError(options.run, "training.compile", message)
     if config.method != "sgt":
         raise UserError(options.run, "method", f"is {config.method}; bench growth measures sgt")
     layers = config.growth.layers

@@ -42,8 +42,8 @@ def show(options: argparse.Namespace) -> None:
     folder = _folder(options.directory)
     found = list_checkpoints(folder)
     if not found and not RunLayout(folder).is_there() and not RunLayout(folder.parent).is_there():
-        mend = "holds neither a run nor checkpoints; give the directory of a run"
-        raise UserError(options.directory, None, mend)
+        message = "holds neither a run nor checkpoints; give the directory of a run"
+        raise UserError(options.directory, None, message)
     if options.json:
         print_json([info.as_json() for info in found])
         return
@@ -93,19 +93,19 @@ def check(options: argparse.Namespace) -> int:
         print_json(
             [{"path": str(path), "good": not faults, "faults": faults} for path, faults in report]
         )
-    mend = _mend(given, report)
+    remedy = _remedy(given, report)
     for path, faults in report:
         if not faults and not options.json:
             print(f"{path}: good")
         for number, fault in enumerate(faults, 1):
-            end = mend if number == len(faults) and path.is_dir() else ""
+            end = remedy if number == len(faults) and path.is_dir() else ""
             print(f"sgt-ds: {path}: {fault}{end}", file=sys.stderr)
     if pointer is not None:
         print(f"sgt-ds: {_folder(given)}: {pointer}", file=sys.stderr)
     return 2 if pointer is not None or any(faults for _, faults in report) else 0
 
 
-def _mend(given: Path, report: list[tuple[Path, list[str]]]) -> str:
+def _remedy(given: Path, report: list[tuple[Path, list[str]]]) -> str:
     """What to take in place of a damaged checkpoint, as the end of its line."""
     good = next((path for path, faults in report if not faults), None)
     if good is not None:

@@ -141,9 +141,9 @@ def verify_set(options: argparse.Namespace) -> int:
         print("\n".join(faults))
     if faults:
         foreign = all(fault.endswith("; remove it") for fault in faults)
-        mend = "" if foreign else "; prepare the set again, or fetch those files"
+        remedy = "" if foreign else "; prepare the set again, or fetch those files"
         count = f"{len(faults)} faults, first" if len(faults) > 1 else "one fault,"
-        raise UserError(options.directory, None, f"{count} {faults[0]}{mend}")
+        raise UserError(options.directory, None, f"{count} {faults[0]}{remedy}")
     return 0
 
 

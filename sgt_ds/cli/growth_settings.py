@@ -112,8 +112,8 @@ def policy_of(
     try:
         first = next(lines)
     except UserError as error:
-        mend = f"{error.mend}; a run's journal is its growth.jsonl"
-        raise UserError(path, error.field, mend) from None
+        message = f"{error.message}; a run's journal is its growth.jsonl"
+        raise UserError(path, error.field, message) from None
     if not isinstance(first, Measurement):
         raise UserError(path, "line 1", "is a decision without a header; give the whole journal")
     method = options.method or "sgt"
@@ -156,8 +156,8 @@ def _build(
         settings = GrowthConfig.model_validate(growth)
     except ValidationError as error:
         detail = error.errors()[0]
-        mend = f"{in_plain_words(detail)} (got {detail['input']!r}); correct it"
-        raise UserError(path, place(str(detail["loc"][0])), mend) from None
+        message = f"{in_plain_words(detail)} (got {detail['input']!r}); correct it"
+        raise UserError(path, place(str(detail["loc"][0])), message) from None
     for key, fault in growth_faults(method, settings, model):
         if method != "sgt" and place(key) == "--layers" and isinstance(settings.layers, int):
             fault = f"method {method} takes a list of layers, as 1,7 or {settings.layers},"

@@ -213,9 +213,9 @@ def _check_said_once(options: argparse.Namespace) -> None:
         for key, flag in given.items():
             shape = key == "preset" and name.partition(".")[0] == "model"
             if shape or f"{key}.".startswith(f"{name}."):
-                mend = f"stands beside {override}, which sets the same key; give one of them"
+                message = f"stands beside {override}, which sets the same key; give one of them"
                 no = "no-" if getattr(options, flag) is False else ""
-                raise UserError(HERE, f"--{no}{flag.replace('_', '-')}", mend)
+                raise UserError(HERE, f"--{no}{flag.replace('_', '-')}", message)
 
 
 def _check_known(flag: str, value: str | None, known: tuple[str, ...]) -> None:
@@ -253,8 +253,8 @@ def _growth(
     except ValidationError as error:
         detail = error.errors()[0]
         key = str(detail["loc"][0])
-        mend = f"{in_plain_words(detail)} (got {values[key]!r})"
-        raise UserError(HERE, _flag(key), mend) from None
+        message = f"{in_plain_words(detail)} (got {values[key]!r})"
+        raise UserError(HERE, _flag(key), message) from None
     for key, fault in growth_faults(method, growth, model):
         mine = source == HERE or key in given
         raise UserError(*((HERE, _flag(key)) if mine else (source, f"growth.{key}")), fault)

@@ -33,8 +33,8 @@ def write(options: argparse.Namespace) -> None:
     from sgt_ds.report import MOST_RUNS, html_report, read_histories
 
     if len(options.runs) > MOST_RUNS:
-        mend = f"{len(options.runs)} runs are too many to tell apart; give {MOST_RUNS} at most"
-        raise UserError("sgt-ds report", "RUN", mend)
+        message = f"{len(options.runs)} runs are too many to tell apart; give {MOST_RUNS} at most"
+        raise UserError("sgt-ds report", "RUN", message)
     text = html_report(read_histories(options.runs))
     try:
         write_text_atomically(options.out, text)

@@ -95,8 +95,8 @@ def _access(options: argparse.Namespace) -> Access:
         except (OSError, ValueError) as error:
             raise UserError(file, None, f"cannot be read ({error}); give a text file") from None
     if options.user is not None and not password:
-        mend = f"goes with --password-file, or the variable {PASSWORD_VARIABLE}; give one"
-        raise UserError("--user", None, mend)
+        message = f"goes with --password-file, or the variable {PASSWORD_VARIABLE}; give one"
+        raise UserError("--user", None, message)
     if options.user is None and file is not None:
         raise UserError("--password-file", None, "goes with --user; give it too")
     return Access(

@@ -157,22 +157,22 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
     """
     batch, micro = config.training.global_batch_size, config.training.micro_batch_size
     if batch % (micro * world_size):
-        mends = []
+        remedies = []
         per_rank = [size for size in range(1, batch + 1) if batch % (size * world_size) == 0]
         if per_rank:
-            mends.append(f"set training.micro_batch_size to one of {per_rank[-8:]}")
+            remedies.append(f"set training.micro_batch_size to one of {per_rank[-8:]}")
         # A host more or less: the numbers of ranks nearest to this one that the batch can take.
         fitting = [ranks for ranks in range(1, batch // micro + 1) if batch % (micro * ranks) == 0]
         if fitting:
             near = sorted(sorted(fitting, key=lambda ranks: abs(ranks - world_size))[:6])
-            mends.append(f"train on {', '.join(map(str, near))} ranks")
+            remedies.append(f"train on {', '.join(map(str, near))} ranks")
         more = -(-batch // (micro * world_size)) * micro * world_size
-        mends.append(f"for a new run, set it to {more}")
+        remedies.append(f"for a new run, set it to {more}")
         raise UserError(
             config_file,
             "training.global_batch_size",
             f"{batch} is no multiple of micro_batch_size {micro} × {world_size} ranks; "
-            + ", or ".join(mends),
+            + ", or ".join(remedies),
         )
     return batch // (micro * world_size)
 

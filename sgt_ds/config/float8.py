@@ -9,7 +9,7 @@ MULTIPLE = 16
 
 
 def float8_faults(model: ModelConfig, sequence_length: int) -> list[tuple[str, str]]:
-    """Which sizes float8 does not allow: pairs (key, fault and mend).
+    """Which sizes float8 does not allow: pairs (key, fault and remedy).
 
     A loop computes as few as one head, so that a head alone must be a multiple, not all together.
     """

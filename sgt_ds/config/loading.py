@@ -19,7 +19,7 @@ from sgt_ds.config.model import PRESETS
 from sgt_ds.config.run import RunConfig
 from sgt_ds.config.sections import fields_at, info_at, is_secret, section_at, section_of
 from sgt_ds.config.suggestions import hint, nearest
-from sgt_ds.config.words import in_plain_words, mend_of
+from sgt_ds.config.words import in_plain_words, suggestion_for
 from sgt_ds.errors import HERE, UserError
 
 # What may differ between a run and its resumption: where it writes and reports, how it is cut into
@@ -83,7 +83,7 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     `path`: from the current directory, or `ds_configs/NAME.yaml` as the package brings it.
     `overrides`: dotted keys with YAML values, as `growth.k_max=2`; `deepspeed=F` included.
-    Raises: UserError naming the file, the full path of the key and the mend.
+    Raises: UserError naming the file, the full path of the key and the remedy.
     """
     values = _read_yaml(path)
     for override in overrides:
@@ -92,7 +92,7 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         return _checked(path, values)
     except UserError as error:
         if overrides and _is_sound(path):
-            raise UserError(HERE, error.field, error.mend) from None
+            raise UserError(HERE, error.field, error.message) from None
         raise
 
 
@@ -120,7 +120,7 @@ def at_fault(error: UserError, run: Path, overrides: Sequence[str]) -> UserError
     field = error.field or ""
     if error.file != str(run) or not any(f"{field}.".startswith(f"{key}.") for key in keys):
         return error
-    return UserError(HERE, error.field, error.mend, everywhere=error.everywhere)
+    return UserError(HERE, error.field, error.message, everywhere=error.everywhere)
 
 
 def config_differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -290,7 +290,7 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
     if detail["type"] in ("list_type", "tuple_type") and info is not None:
         message = f"must be a list, as {_list_form(info, detail.get('input'))}"
     got = "" if is_secret(location) else f" (got {detail.get('input')!r})"
-    return UserError(path, field, f"{message}{got}{mend_of(detail)}")
+    return UserError(path, field, f"{message}{got}{suggestion_for(detail)}")
 
 
 def _cause(error: ValidationError) -> ErrorDetails:

@@ -320,7 +320,7 @@ class RunConfig(Section):
 
 
 def growth_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list[tuple[str, str]]:
-    """What in `growth` the method or the model's shape does not allow: pairs (key, fault and mend).
+    """What in `growth` the method or the model's shape does not allow: pairs (key, fault and remedy).
 
     Nothing is said of a method that is not known here: its policy checks what it needs.
     """
@@ -362,8 +362,8 @@ def growth_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list
     else:
         chosen, top = growth.layers.chosen, growth.layers.top
         if top > eligible:
-            mend = f"{top} exceeds the {eligible} eligible layers; set {eligible} or fewer"
-            faults.append(("layers.top", mend))
+            message = f"{top} exceeds the {eligible} eligible layers; set {eligible} or fewer"
+            faults.append(("layers.top", message))
         if chosen is not None:
             faults += [("layers.chosen", fault) for fault in _list_faults(chosen, last)]
             if len(chosen) != top:

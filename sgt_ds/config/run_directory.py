@@ -63,19 +63,19 @@ def _check_named(config: RunConfig) -> None:
     parent = RunLayout(path.resolve().parent.parent)
     if parent.run_dir == config.run_dir.resolve():
         if newest is not None and path.resolve() != newest.resolve():
-            mend = (
+            message = (
                 f"is followed by {newest.name}; `resume: auto` goes on from the newest good one, "
                 "`sgt-ds growth rollback RUN --to STEP` sets later ones aside"
             )
-            raise UserError(path, "resume", mend)
+            raise UserError(path, "resume", message)
     elif newest is None and (saved := _config_of(path)) is not None:
         differences = config_differences(saved, config)
         if differences:
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-            mend = (
+            message = (
                 f"resume goes on with the same run{more}; keep what it has, or say `fork: {path}`"
             )
-            raise UserError(path, differences[0], mend)
+            raise UserError(path, differences[0], message)
 
 
 def _config_of(checkpoint: Path) -> RunConfig | None:
@@ -174,5 +174,5 @@ def _writing(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        mend = f"cannot be written ({error.strerror}); choose another"
-        raise UserError(config.run_dir, "run_dir", mend) from None
+        message = f"cannot be written ({error.strerror}); choose another"
+        raise UserError(config.run_dir, "run_dir", message) from None

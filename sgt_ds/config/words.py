@@ -41,7 +41,7 @@ def in_plain_words(detail: ErrorDetails, example: Any = None) -> str:
     return detail["msg"].removeprefix("Value error, ")
 
 
-def mend_of(detail: ErrorDetails) -> str:
+def suggestion_for(detail: ErrorDetails) -> str:
     """The nearest of the values that are possible, where they are counted and one is near."""
     if detail["type"] != "literal_error":
         return "; correct it"

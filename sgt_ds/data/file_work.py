@@ -273,13 +273,13 @@ def fault_error(
     line: int,
     reason: str,
     detail: str,
-    mend: str = "skip such documents with --on-error skip",
+    remedy: str = "skip such documents with --on-error skip",
 ) -> UserError:
-    """The error that stops the work at a fault. `mend`: what to do other than mending the file."""
+    """The error that stops the work at a fault. `remedy`: what to do other than fixing the file."""
     return UserError(
         location,
         f"line {line}" if line else None,
-        f"{detail} ({reason}); mend the file, or {mend}",
+        f"{detail} ({reason}); fix the file, or {remedy}",
     )
 
 

@@ -29,15 +29,15 @@ def coordinator_lock(out: Path, work: Path) -> Iterator[None]:
     Raises: UserError where another one is at work.
     """
     work.mkdir(exist_ok=True)
-    mend = "is being prepared by another process; wait for it, or end it"
+    message = "is being prepared by another process; wait for it, or end it"
     with (work / "lock").open("w") as lock:
         if not _lock(lock, fcntl.LOCK_EX):
-            raise UserError(out, None, mend)
+            raise UserError(out, None, message)
         with (work / "workers").open("w") as workers:
             deadline = time.monotonic() + ORPHANS_SECONDS
             while not _lock(workers, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
-                    raise UserError(out, None, f"a worker of an earlier attempt: {mend}")
+                    raise UserError(out, None, f"a worker of an earlier attempt: {message}")
                 time.sleep(0.02)
         yield
 

@@ -17,7 +17,7 @@ from sgt_ds.errors import UserError
 from sgt_ds.files import write_text_atomically
 
 NAME = "manifest.json"
-MEND = "run `sgt-ds data prepare` again, or fetch the set again"
+REMEDY = "run `sgt-ds data prepare` again, or fetch the set again"
 
 
 class _Part(BaseModel):
@@ -152,14 +152,14 @@ def read_manifest(directory: Path) -> Manifest:
             f"{what} (no {NAME}); give a directory that `sgt-ds data prepare` wrote",
         ) from None
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror}); {MEND}") from None
+        raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
     try:
         values = json.loads(content)
         if not isinstance(values, dict) or values.get("format") != "sgt-token-set":
-            raise UserError(path, "format", f"is no manifest of a prepared set; {MEND}")
+            raise UserError(path, "format", f"is no manifest of a prepared set; {REMEDY}")
         if values.get("version") != 1:
             raise UserError(
-                path, "version", f"{values.get('version')!r} is unknown here (this is 1); {MEND}"
+                path, "version", f"{values.get('version')!r} is unknown here (this is 1); {REMEDY}"
             )
         checksum = values.pop("checksum", None)
         manifest = Manifest.model_validate(values)
@@ -167,10 +167,10 @@ def read_manifest(directory: Path) -> Manifest:
         if isinstance(error, ValidationError):
             detail = error.errors()[0]
             where = ".".join(str(part) for part in detail["loc"])
-            raise UserError(path, where, f"{detail['msg']}; {MEND}") from None
-        raise UserError(path, None, f"is not valid JSON; {MEND}") from None
+            raise UserError(path, where, f"{detail['msg']}; {REMEDY}") from None
+        raise UserError(path, None, f"is not valid JSON; {REMEDY}") from None
     if content != manifest_text(manifest).encode() or not isinstance(checksum, str):
-        raise UserError(path, "checksum", f"does not match the content; {MEND}")
+        raise UserError(path, "checksum", f"does not match the content; {REMEDY}")
     return manifest
 
 

@@ -35,7 +35,7 @@ class _Failed:
     @classmethod
     def of(cls, error: Exception) -> _Failed:
         if isinstance(error, UserError):
-            return cls((error.file, error.field, error.mend), str(error))
+            return cls((error.file, error.field, error.message), str(error))
         if isinstance(error, SgtError):
             return cls(None, str(error))
         return cls(None, "".join(traceback.format_exception(error)))

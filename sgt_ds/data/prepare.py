@@ -224,7 +224,7 @@ def _check_faults(wish: Preparation, files: list[InputFile], records: list[FileR
             file.location,
             f"line {fault.line}",
             f"{fault.detail} ({fault.reason}) is the first of {bad} faults beside {good} "
-            f"documents{where}: {share:.4f} is above --max-bad-fraction {wish.max_bad_fraction:g}; mend "
+            f"documents{where}: {share:.4f} is above --max-bad-fraction {wish.max_bad_fraction:g}; fix "
             "the files, or raise it",
         )
 
@@ -260,11 +260,11 @@ def _manifest(
 
     shards = [shard for record in records for shard in of(record).shards]
     if not shards:
-        mend = "no document is left" if part == "train" else "no document was held out"
+        message = "no document is left" if part == "train" else "no document was held out"
         raise UserError(
             wish.out if part == "train" else str(wish.holdout_out),
             "--holdout" if wish.holdout else None,
-            f"{mend}; give more input" + (", or another share" if wish.holdout else ""),
+            f"{message}; give more input" + (", or another share" if wish.holdout else ""),
         )
     return Manifest(
         dtype="uint16" if token_dtype(tokenizer.vocab_size).itemsize == 2 else "uint32",

@@ -31,7 +31,7 @@ HEADER_BYTES = 128
 _HEADER = struct.Struct("<8s4I2Q16s16s32s")
 _HEADER_CHECKSUM = struct.Struct("<Q")
 INDEX_DTYPE = np.dtype("<u8")
-MEND = "prepare the set again, or fetch this file again"
+REMEDY = "prepare the set again, or fetch this file again"
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -82,9 +82,9 @@ class ShardHeader:
         Raises: UserError where they are no header of this version, or damaged.
         """
         if not content.startswith(MAGIC):
-            raise UserError(path, "magic", f"is no token shard; {MEND}")
+            raise UserError(path, "magic", f"is no token shard; {REMEDY}")
         if len(content) < HEADER_BYTES:
-            raise UserError(path, "header", f"is cut short; {MEND}")
+            raise UserError(path, "header", f"is cut short; {REMEDY}")
         version = int.from_bytes(content[8:12], "little")
         if version != VERSION:
             raise UserError(
@@ -93,12 +93,12 @@ class ShardHeader:
         checked = content[: HEADER_BYTES - _HEADER_CHECKSUM.size]
         (checksum,) = _HEADER_CHECKSUM.unpack(content[len(checked) : HEADER_BYTES])
         if checksum != xxhash.xxh3_64_intdigest(checked):
-            raise UserError(path, "header", f"does not match its checksum; {MEND}")
+            raise UserError(path, "header", f"does not match its checksum; {REMEDY}")
         _, _, size, width, vocabulary, tokens, documents, first, second, tokenizer = _HEADER.unpack(
             content[: _HEADER.size]
         )
         if size != HEADER_BYTES or width not in (2, 4):
-            raise UserError(path, "header", f"holds impossible sizes; {MEND}")
+            raise UserError(path, "header", f"holds impossible sizes; {REMEDY}")
         dtype = np.dtype(f"<u{width}")
         return cls(dtype, vocabulary, tokens, documents, first, second, tokenizer)
 
@@ -190,13 +190,13 @@ class Shard:
                 self.header = ShardHeader.unpack(path, stream.read(HEADER_BYTES))
                 if size != self.header.file_bytes:
                     raise UserError(
-                        path, None, f"holds {size} bytes, not {self.header.file_bytes}; {MEND}"
+                        path, None, f"holds {size} bytes, not {self.header.file_bytes}; {REMEDY}"
                     )
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
-            raise UserError(path, None, f"is missing; {MEND}") from None
+            raise UserError(path, None, f"is missing; {REMEDY}") from None
         except OSError as error:
-            raise UserError(path, None, f"cannot be read ({error.strerror}); {MEND}") from None
+            raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
         # Plain arrays over the map: slicing np.memmap costs several times as much.
         self.tokens: Tokens = np.frombuffer(
             self._map, dtype=self.header.dtype, count=self.header.tokens, offset=HEADER_BYTES
@@ -226,7 +226,7 @@ class Shard:
             try:
                 places[borders] = borders
             except IndexError:  # they don't rise
-                raise UserError(self.path, "index", f"is damaged; {MEND}") from None
+                raise UserError(self.path, "index", f"is damaged; {REMEDY}") from None
             np.maximum.accumulate(places, out=places)
         return places
 
@@ -234,10 +234,10 @@ class Shard:
         """What a full read finds wrong, as `field: fault`; empty for a good shard."""
         header, found = self.header, []
         if xxhash.xxh3_128_digest(self.tokens.data) != header.tokens_checksum:
-            found.append(f"tokens: do not match their checksum; {MEND}")
+            found.append(f"tokens: do not match their checksum; {REMEDY}")
         if xxhash.xxh3_128_digest(self.starts.data) != header.index_checksum:
-            found.append(f"index: does not match its checksum; {MEND}")
+            found.append(f"index: does not match its checksum; {REMEDY}")
         tokens_end = HEADER_BYTES + header.tokens * header.dtype.itemsize
         if any(self._map[tokens_end : header.index_offset]):
-            found.append(f"padding: is not zero; {MEND}")
+            found.append(f"padding: is not zero; {REMEDY}")
         return found

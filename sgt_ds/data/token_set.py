@@ -19,7 +19,7 @@ from sgt_ds.data.cache_limit import check_limit, make_room
 from sgt_ds.data.manifest import NAME, Manifest, read_manifest
 from sgt_ds.data.remote import is_remote, is_remote_set
 from sgt_ds.data.shard_cache import ShardCache, cache_root
-from sgt_ds.data.shards import MEND, Shard
+from sgt_ds.data.shards import REMEDY, Shard
 from sgt_ds.errors import UserError, in_field
 
 log = logging.getLogger("sgt_ds")
@@ -172,7 +172,7 @@ class TokenSet:
                 self.path / self.manifest.shards[place].file,
                 "tokens",
                 f"holds id {highest}, and the tokenizer has {self.vocab_size} ids: the file is damaged; "
-                f"run `sgt-ds data verify {self.path}`, and {MEND}",
+                f"run `sgt-ds data verify {self.path}`, and {REMEDY}",
             )
 
     def check_rows(self, rows: Rows, indices: npt.NDArray[Any]) -> None:
@@ -292,7 +292,7 @@ def check_data(
 
 
 def _check_validation(validation: TokenSet, train: TokenSet) -> None:
-    """Raises: UserError where the sets were made by different tokenizers: not for the model to mend."""
+    """Raises: UserError where the sets were made by different tokenizers: not for the model to fix."""
     if validation.tokenizer_sha256 != train.tokenizer_sha256:
         raise UserError(
             validation.name,

@@ -12,7 +12,7 @@ import xxhash
 from sgt_ds.config import DataConfig
 from sgt_ds.data.manifest import read_manifest
 from sgt_ds.data.remote import is_remote
-from sgt_ds.data.shards import MEND, Shard
+from sgt_ds.data.shards import REMEDY, Shard
 from sgt_ds.data.token_set import TokenSet, named_sets, open_token_set
 from sgt_ds.data.tokenizers import Tokenizer
 from sgt_ds.errors import UserError, in_field
@@ -65,11 +65,11 @@ def _check_size(path: Path, expected: int) -> None:
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        raise UserError(path, None, f"is missing; {MEND}") from None
+        raise UserError(path, None, f"is missing; {REMEDY}") from None
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror}); {MEND}") from None
+        raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
     if size != expected:
-        raise UserError(path, None, f"holds {size} bytes, not {expected}; {MEND}")
+        raise UserError(path, None, f"holds {size} bytes, not {expected}; {REMEDY}")
 
 
 def check_first(token_set: TokenSet, tokens: int) -> None:
@@ -95,7 +95,7 @@ def check_first(token_set: TokenSet, tokens: int) -> None:
         raise UserError(
             file,
             None,
-            f"{fault}; `sgt-ds data verify {token_set.path}` names all files at fault: {MEND}",
+            f"{fault}; `sgt-ds data verify {token_set.path}` names all files at fault: {REMEDY}",
         )
 
 
@@ -119,7 +119,7 @@ def _shard_faults(path: Path, checksum: str) -> list[str]:
         if digest.hexdigest() == checksum:
             return []
         found = [f"{path}: {fault}" for fault in Shard(path).faults()]
-        return [fault.removesuffix(f"; {MEND}") for fault in found] or [
+        return [fault.removesuffix(f"; {REMEDY}") for fault in found] or [
             f"{path}: is a sound shard, but not the one that the manifest names"
         ]
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def _shard_faults(path: Path, checksum: str) -> list[str]:
     except OSError as error:
         return [f"{path}: cannot be read ({error.strerror})"]
     except UserError as error:
-        return [str(error).removesuffix(f"; {MEND}")]
+        return [str(error).removesuffix(f"; {REMEDY}")]
 
 
 def inspect(directory: Path, *, sample: int = 0, sample_tokens: int = 200) -> dict[str, Any]:

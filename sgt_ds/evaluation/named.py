@@ -22,8 +22,8 @@ def named_tasks(settings: EvaluationConfig, config_file: str) -> list[tuple[str,
 
     def take(name: str, key: str) -> None:
         if name in names:
-            mend = f"'{name}' stands twice in evaluation; name each task and text once"
-            raise UserError(config_file, f"{key}.name", mend)
+            message = f"'{name}' stands twice in evaluation; name each task and text once"
+            raise UserError(config_file, f"{key}.name", message)
         names.add(name)
 
     for index, source in enumerate(settings.tasks):

@@ -57,11 +57,11 @@ def _items(task: Task, rule: Rule, location: str, split: str) -> Iterator[Item]:
             item = task.ask[rule](row, str(index))
         except KeyError as error:
             raise UserError(
-                file, place, f"has no {error} that {task.name} knows; {_mend(task)}"
+                file, place, f"has no {error} that {task.name} knows; {_remedy(task)}"
             ) from None
         except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise UserError(
-                file, place, f"is no row of {task.name} ({error}); {_mend(task)}"
+                file, place, f"is no row of {task.name} ({error}); {_remedy(task)}"
             ) from None
         if item is None:
             continue
@@ -71,7 +71,7 @@ def _items(task: Task, rule: Rule, location: str, split: str) -> Iterator[Item]:
         yield item
 
 
-def _mend(task: Task) -> str:
+def _remedy(task: Task) -> str:
     return f"give rows in the form of {task.dataset}, or name the task that they are of"
 
 
@@ -119,12 +119,12 @@ def _pattern(task: Task, location: str, split: str) -> str:
 
 
 def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str, Row]]:
-    mend = f"give --data FOLDER that holds {task.folder}/{split}.jsonl (docs/evaluation.md)"
+    remedy = f"give --data FOLDER that holds {task.folder}/{split}.jsonl (docs/evaluation.md)"
     try:
         import datasets
     except ImportError:
         raise UserError(
-            location, None, f"needs a package; pip install 'sgt-ds[eval]', or {mend}"
+            location, None, f"needs a package; pip install 'sgt-ds[eval]', or {remedy}"
         ) from None
     _, _, given = location.partition(":")
     name, _, config = given.partition(":") if given else (task.dataset, "", task.config)
@@ -134,7 +134,7 @@ def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str,
     except Exception as error:  # the package lets through what its many readers raise
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            name, split, f"cannot be loaded by `datasets` ({reason}); without a network, {mend}"
+            name, split, f"cannot be loaded by `datasets` ({reason}); without a network, {remedy}"
         ) from None
     for number, row in enumerate(rows):
         yield name, f"row {number}", row

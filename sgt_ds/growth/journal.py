@@ -49,22 +49,24 @@ def settled_growth(config: RunConfig, journal: Path) -> GrowthConfig:
     if chosen is None:
         chosen = list(layers_of_journal(source, config.growth, config.model))
         if source.chosen is not None and sorted(source.chosen) != chosen:
-            mend = f"{source.chosen} are not {chosen}, which {source.from_journal} gives; remove it"
-            raise UserError("configuration", "growth.layers.chosen", mend)
+            message = (
+                f"{source.chosen} are not {chosen}, which {source.from_journal} gives; remove it"
+            )
+            raise UserError("configuration", "growth.layers.chosen", message)
     update = {"layers": source.model_copy(update={"chosen": chosen})}
     return config.growth.model_copy(update=update)
 
 
 def _lost_journal(source: FromJournal, *, begun: bool) -> UserError:
     """`begun`: whether the run directory holds a journal, so one of other settings."""
-    mend = "name a run directory or a journal that is there, or give the layers as a list"
+    remedy = "name a run directory or a journal that is there, or give the layers as a list"
     if begun:
-        mend = "put back the settings with which this run began (its run.yaml), or restore it"
+        remedy = "put back the settings with which this run began (its run.yaml), or restore it"
     return UserError(
         "configuration",
         "growth.layers.from_journal",
         f"no journal lies at {source.from_journal} to choose the layers of step {source.step} from; "
-        f"{mend}",
+        f"{remedy}",
     )
 
 
@@ -142,8 +144,8 @@ class Journal:
         if first.get("type") != "header":
             raise UserError(path, "line 1", "is no journal header; choose another run_dir")
         if first.get("config_hash") != header.get("config_hash"):
-            mend = "belongs to a run of another configuration; choose another run_dir"
-            raise UserError(path, "line 1", mend)
+            message = "belongs to a run of another configuration; choose another run_dir"
+            raise UserError(path, "line 1", message)
         return cls(path)
 
     def measure(self, measurement: Measurement) -> None:

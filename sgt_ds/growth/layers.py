@@ -52,16 +52,16 @@ def layers_of_journal(
         nearest = line.step
         found = (len(line.entropy), len(line.entropy[0]))
         if found != (model.num_layers, model.num_heads):
-            mend = f"has {found[0]} layers × {found[1]} heads, not {model.num_layers} × {model.num_heads}"
-            raise UserError(path, None, f"{mend}; name the journal of a model of this shape")
+            message = f"has {found[0]} layers × {found[1]} heads, not {model.num_layers} × {model.num_heads}"
+            raise UserError(path, None, f"{message}; name the journal of a model of this shape")
         entropy = average.update(line)
         if line.step < source.step:
             continue
         if (place := entropy.first_not_finite()) is not None:
-            mend = f"layer {place[0]}, head {place[1]} is not finite at step {line.step}"
-            raise UserError(path, None, f"{mend}; choose another growth.layers.step")
+            message = f"layer {place[0]}, head {place[1]} is not finite at step {line.step}"
+            raise UserError(path, None, f"{message}; choose another growth.layers.step")
         ranked = rank_layers(entropy.layer_means(), growth.exclude_layers)
         return tuple(sorted(ranked[: source.top]))
     last = "no step before it was" if nearest is None else f"the last before it is {nearest}"
-    mend = f"step {source.step} was not measured, {last}; set growth.layers.step to one that was"
-    raise UserError(path, None, mend)
+    message = f"step {source.step} was not measured, {last}; set growth.layers.step to one that was"
+    raise UserError(path, None, message)

@@ -136,8 +136,8 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
         raise UserError(path, where, "is nested too deeply; it is no journal line") from None
     except ValueError as error:
         if not text.endswith(b"\n"):
-            mend = "is cut off; resume the run, which repairs its journal, or remove the line"
-            raise UserError(path, where, mend) from None
+            message = "is cut off; resume the run, which repairs its journal, or remove the line"
+            raise UserError(path, where, message) from None
         problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise UserError(path, where, f"is not JSON ({problem}); correct it") from None
     if not isinstance(values, dict):
@@ -147,8 +147,8 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
 
 def _header(path: Path, number: int, values: dict[str, Any]) -> Header:
     if values.get("format") != FORMAT:
-        mend = f"format {values.get('format')!r} is unknown; this version reads format {FORMAT}"
-        raise UserError(path, f"line {number}", mend)
+        message = f"format {values.get('format')!r} is unknown; this version reads format {FORMAT}"
+        raise UserError(path, f"line {number}", message)
     try:
         return Header(
             method=str(values["method"]),
@@ -184,18 +184,20 @@ def _lines(
             found = (len(measurement.entropy), len(measurement.entropy[0]))
             shape = shape or found
             if found != shape:
-                mend = f"has {found[0]} layers × {found[1]} heads where {shape[0]} × {shape[1]}"
-                raise UserError(path, where, f"{mend} stand before; it is of another model")
+                message = f"has {found[0]} layers × {found[1]} heads where {shape[0]} × {shape[1]}"
+                raise UserError(path, where, f"{message} stand before; it is of another model")
             if measurement.step <= measured or measurement.step < last:
-                mend = f"step {measurement.step} stands after step {max(measured, last)}"
-                raise UserError(path, where, f"{mend}; sort the lines by step")
+                message = f"step {measurement.step} stands after step {max(measured, last)}"
+                raise UserError(path, where, f"{message}; sort the lines by step")
             measured = last = measurement.step
             yield measurement
         elif kind == "decision":
             line = _decision(path, where, values)
             if line.decision.step < last:
-                mend = f"step {line.decision.step} stands after step {last}; sort the lines by step"
-                raise UserError(path, where, mend)
+                message = (
+                    f"step {line.decision.step} stands after step {last}; sort the lines by step"
+                )
+                raise UserError(path, where, message)
             last = line.decision.step
             yield line
         elif kind == "header":
@@ -230,8 +232,8 @@ def _is_count(value: object) -> bool:
 
 def _rows(path: Path, where: str, field: str, rows: object, *, highest: float) -> Rows:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
-        mend = f"{field} must be a list of layers, each a list of heads; it is no journal line"
-        raise UserError(path, where, mend)
+        message = f"{field} must be a list of layers, each a list of heads; it is no journal line"
+        raise UserError(path, where, message)
     if not rows[0] or any(len(row) != len(rows[0]) for row in rows):
         raise UserError(path, where, f"{field} must have the same number of heads in every layer")
     result = []

@@ -25,14 +25,14 @@ def cannot_be_loaded(directory: Path, error: Exception) -> UserError:
     """The error of a folder, or of its file of weights that is cut or changed."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     damaged = _damaged_file(directory) if isinstance(error, SafetensorError) else None
-    mend = "; copy it again, or convert again"
+    remedy = "; copy it again, or convert again"
     if isinstance(error, torch.OutOfMemoryError):
-        mend = "; use --dtype bf16, or --device cpu"
+        remedy = "; use --dtype bf16, or --device cpu"
     elif isinstance(error, ImportError):
-        mend = "; install the package"
+        remedy = "; install the package"
     elif isinstance(error, _OF_ANOTHER_KIND) and not isinstance(error, json.JSONDecodeError):
-        mend = ""  # what transformers says is all that is known
-    return UserError(damaged or directory, None, f"cannot be loaded ({lines[0]}){mend}")
+        remedy = ""  # what transformers says is all that is known
+    return UserError(damaged or directory, None, f"cannot be loaded ({lines[0]}){remedy}")
 
 
 def load_tokenizer(kind: Any, directory: Path, **settings: Any) -> Any:

@@ -41,7 +41,7 @@ class Sampling:
     """Texts that end a completion; they are cut off it."""
 
     def __post_init__(self) -> None:
-        for flag, good, mend in (
+        for flag, good, remedy in (
             ("--max-new-tokens", self.max_new_tokens >= 1, "give 1 or more"),
             (
                 "--temperature",
@@ -54,7 +54,7 @@ class Sampling:
         ):
             if not good:
                 value = getattr(self, flag[2:].replace("-", "_"))
-                raise UserError(flag, None, f"{value} is out of range; {mend}")
+                raise UserError(flag, None, f"{value} is out of range; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def _model_class(directory: Path) -> Any:
     """The class that loads the export in `directory`. Raises: UserError."""
     path = directory / "config.json"
-    mend = "give what `sgt-ds convert` wrote"
+    remedy = "give what `sgt-ds convert` wrote"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -209,7 +209,7 @@ def _model_class(directory: Path) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(path, None, f"cannot be read ({error}); convert again") from None
     if not isinstance(values, dict) or "model_type" not in values:
-        raise UserError(path, "model_type", f"is missing, so this is no export; {mend}")
+        raise UserError(path, "model_type", f"is missing, so this is no export; {remedy}")
     model_type = values["model_type"]
     if model_type == "llama":
         from transformers import LlamaForCausalLM
@@ -219,7 +219,7 @@ def _model_class(directory: Path) -> Any:
         from sgt_ds.inference.hf.modeling_sgt import SgtForCausalLM
 
         return SgtForCausalLM
-    raise UserError(path, "model_type", f"'{model_type}' is neither llama nor sgt; {mend}")
+    raise UserError(path, "model_type", f"'{model_type}' is neither llama nor sgt; {remedy}")
 
 
 def _continuation(tokenizer: Any, prompt: list[int], ids: list[int]) -> str:

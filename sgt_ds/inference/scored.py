@@ -178,6 +178,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        mend = "copy it again, or convert again"
-        raise UserError(path, None, f"cannot be read ({error}); {mend}") from None
+        remedy = "copy it again, or convert again"
+        raise UserError(path, None, f"cannot be read ({error}); {remedy}") from None
     return values if isinstance(values, dict) else {}

@@ -98,14 +98,14 @@ def check_tokenizer(path: Path, source: Source) -> None:
     given = _read(path)
     if own is not None and own.is_file() and _digest(own) == sha256:
         fault = _difference(_words(given), _words(_read(own)))
-        mend = "leave --tokenizer out to take the run's own"
+        remedy = "leave --tokenizer out to take the run's own"
     else:
         size = _size(given)
         fault = "" if ids in (None, size) else f"has {size:,} ids, not {ids:,}"
-        mend = "give `sgt-ds convert --tokenizer` a copy of that one"
+        remedy = "give `sgt-ds convert --tokenizer` a copy of that one"
     if fault:
         raise UserError(
-            path, "tokenizer", f"{fault}, as the one that the model was trained with; {mend}"
+            path, "tokenizer", f"{fault}, as the one that the model was trained with; {remedy}"
         )
 
 
@@ -145,8 +145,8 @@ def _digest(path: Path) -> str:
     try:
         return sha256_of(path)
     except OSError as error:
-        mend = "make it readable, or give --tokenizer FILE"
-        raise UserError(path, "tokenizer", f"cannot be read ({error.strerror}); {mend}") from None
+        remedy = "make it readable, or give --tokenizer FILE"
+        raise UserError(path, "tokenizer", f"cannot be read ({error.strerror}); {remedy}") from None
 
 
 def _size(tokenizer: Any) -> int:

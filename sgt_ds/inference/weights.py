@@ -132,6 +132,8 @@ def cast(tensor: Tensor, dtype: str, name: str) -> Tensor:
     converted = tensor.to(DTYPES[dtype])
     if not all(bool(torch.isfinite(piece).all()) for piece in in_pieces(converted)):
         whole = bool(torch.isfinite(tensor).all())
-        mend = "does not fit fp16; use --dtype bf16" if whole else "is not finite; use an older one"
-        raise UserError("weights", name, mend)
+        message = (
+            "does not fit fp16; use --dtype bf16" if whole else "is not finite; use an older one"
+        )
+        raise UserError("weights", name, message)
     return converted

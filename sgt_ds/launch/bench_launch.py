@@ -61,7 +61,7 @@ def launch_one(
         told = next((line for line in said if line.startswith("sgt-ds train: ")), None)
         last = told or " | ".join(said[-LAST_LINES:])
         error = SgtError(f"{name} ended with {status}: {last}; all of its output: {output}")
-        if status == UserError.exit_code:  # the run has said what the user is to mend
+        if status == UserError.exit_code:  # the run has said what the user is to fix
             error.exit_code = status
         raise error
 
@@ -97,8 +97,8 @@ def make_scratch(scratch: Path) -> None:
     try:
         scratch.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        mend = f"{scratch} cannot be made ({error.strerror}); give another folder"
-        raise UserError("--scratch", None, mend) from None
+        message = f"{scratch} cannot be made ({error.strerror}); give another folder"
+        raise UserError("--scratch", None, message) from None
 
 
 @contextmanager

@@ -248,7 +248,7 @@ def _check_address(host: str, config_file: str) -> None:
         ) from None
 
 
-def _check_port(host: str, port: int, file: str, field: str | None, mend: str) -> None:
+def _check_port(host: str, port: int, file: str, field: str | None, remedy: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -256,4 +256,4 @@ def _check_port(host: str, port: int, file: str, field: str | None, mend: str) -
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "ports end at 65535"
-            raise UserError(file, field, f"port {port} cannot be used ({why}); {mend}") from None
+            raise UserError(file, field, f"port {port} cannot be used ({why}); {remedy}") from None

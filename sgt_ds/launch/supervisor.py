@@ -330,8 +330,8 @@ def check_idle(run_dir: Path) -> None:
         raise in_training(run_dir)
     check_unattended(run_dir)
     if lock_is_held(RunLayout(run_dir).training_lock):
-        mend = "is being trained under the raw launcher; end that run first"
-        raise UserError(run_dir, "run_dir", mend)
+        message = "is being trained under the raw launcher; end that run first"
+        raise UserError(run_dir, "run_dir", message)
 
 
 def check_unattended(run_dir: Path) -> None:

@@ -177,8 +177,8 @@ def read_history(run_dir: Path, name: str | None = None) -> RunHistory:
     if not run_dir.is_dir():
         raise UserError(run_dir, None, "is no run directory; give the run_dir of a run")
     if not layout.metrics.exists() and not _has_journal(run_dir):
-        mend = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
-        raise UserError(run_dir, None, mend)
+        message = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
+        raise UserError(run_dir, None, message)
     rows: list[Row] = []
     for row in read_objects(layout.metrics):
         add_row(rows, row)

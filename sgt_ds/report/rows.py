@@ -37,8 +37,8 @@ def parsed(path: Path, where: str | None, line: bytes) -> Row:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        mend = "is no JSON object; resuming the run mends a torn file"
-        raise UserError(path, where, mend)
+        message = "is no JSON object; resuming the run repairs a torn file"
+        raise UserError(path, where, message)
     return row
 
 

@@ -67,8 +67,8 @@ class DirectorySource:
     def read(self) -> RunView:
         """The run as its files stand now."""
         if not self._layout.metrics.exists() and not self._layout.journal.exists():
-            mend = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
-            raise UserError(self._layout.run_dir, None, mend)
+            message = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
+            raise UserError(self._layout.run_dir, None, message)
         self._read_rows()
         self._read_journal()
         header, measured, state = self._journal
@@ -173,8 +173,8 @@ class ExporterSource:
         if "sgt_rank_step" not in series:
             raise UserError(self._target, None, "is no exporter of a run; give telemetry.port")
         if "sgt_growth_phase" not in series and "sgt_optimizer_steps_total" not in series:
-            mend = "is not the run's rank 0; give the port of the first rank of the first host"
-            raise UserError(self._target, None, mend)
+            message = "is not the run's rank 0; give the port of the first rank of the first host"
+            raise UserError(self._target, None, message)
         step = series["sgt_rank_step"][()]
         loss = _single(series, "sgt_loss")
         if loss is not None:
@@ -213,8 +213,10 @@ class ExporterSource:
         try:
             return self._access.fetch(self._url, SCRAPE_TIMEOUT_SECONDS)
         except NoAnswer as silence:
-            mend = f"does not answer as an exporter ({silence}); check host, port, and that it runs"
-            raise UserError(self._target, None, mend) from None
+            message = (
+                f"does not answer as an exporter ({silence}); check host, port, and that it runs"
+            )
+            raise UserError(self._target, None, message) from None
 
 
 def _parse(text: str) -> tuple[Series, dict[str, str]]:

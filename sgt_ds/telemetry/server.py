@@ -218,10 +218,10 @@ def _bind(host: str, port: int, tls: Certificate | None) -> _Server:
         return _Server((str(address[0]), port), family, tls)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            mend = f"port {port} is in use; free it or choose another telemetry.port"
-            raise PortInUse(where, "telemetry.port", mend) from None
+            message = f"port {port} is in use; free it or choose another telemetry.port"
+            raise PortInUse(where, "telemetry.port", message) from None
         if error.errno == errno.EACCES:
-            mend = f"port {port} needs privileges; choose one above 1023"
-            raise UserError(where, "telemetry.port", mend) from None
-        mend = f"cannot be bound ({error.strerror or error}); give an address of this machine"
-        raise UserError(where, "telemetry.host", mend) from None
+            message = f"port {port} needs privileges; choose one above 1023"
+            raise UserError(where, "telemetry.port", message) from None
+        message = f"cannot be bound ({error.strerror or error}); give an address of this machine"
+        raise UserError(where, "telemetry.host", message) from None

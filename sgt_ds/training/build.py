@@ -190,8 +190,8 @@ def _check_float8(ranks: Ranks, config_file: str) -> None:
     dist.all_gather_object(faults, float8_fault(ranks.device), group=ranks.host_group)
     for rank, fault in enumerate(faults):
         if fault is not None:
-            mend = f"rank {rank} is on {fault}; take other GPUs, or set it to false"
-            raise UserError(config_file, "training.fp8", mend, everywhere=True)
+            message = f"rank {rank} is on {fault}; take other GPUs, or set it to false"
+            raise UserError(config_file, "training.fp8", message, everywhere=True)
 
 
 def _say_that_float8_is_slow(config: RunConfig, ranks: Ranks) -> None:

@@ -75,7 +75,7 @@ class Ranks:
             try:
                 box[0] = action()
             except UserError as error:
-                box[1] = (error.file, error.field, error.mend)
+                box[1] = (error.file, error.field, error.message)
         dist.broadcast_object_list(box, src=0, group=self.host_group)
         if box[1] is not None:
             raise UserError(*box[1], everywhere=True)
@@ -188,8 +188,8 @@ def _check_zero(path: Path, section: Mapping[str, Any]) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(("zero_optimization", *map(str, first["loc"])))
-        mend = f"{first['msg']} (got {first['input']!r}); correct or remove it"
-        raise UserError(path, field, mend, everywhere=True) from None
+        message = f"{first['msg']} (got {first['input']!r}); correct or remove it"
+        raise UserError(path, field, message, everywhere=True) from None
 
 
 def _judge_without_zero(engine: deepspeed.DeepSpeedEngine) -> None:

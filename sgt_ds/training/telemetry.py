@@ -43,7 +43,7 @@ def start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
         exporter.start()
         told = own_target(config.telemetry.host, exporter.port, run=run, rank=ranks.rank)
     except UserError as error:
-        told = (error.file, error.field, error.mend)
+        told = (error.file, error.field, error.message)
     everyone: list[tuple[str, str | None, str] | TargetGroup] = [told] * ranks.world_size
     dist.all_gather_object(everyone, told, group=ranks.host_group)
     groups: list[TargetGroup] = []
