@@ -15,7 +15,7 @@ from typing import IO
 log = logging.getLogger(__name__)
 
 # Hours of a large model's lines: a run that can't write them for longer saves nothing either.
-MOST_WAITING_BYTES = 256 << 20
+MAX_WAITING_BYTES = 256 << 20
 
 
 def fsync_directory(path: Path) -> None:
@@ -134,7 +134,7 @@ class LineFile:
     def offer(self) -> None:
         """Write what was noted, or keep it for the next time; says when that begins and ends.
 
-        Raises: OSError once more than `MOST_WAITING_BYTES` wait.
+        Raises: OSError once more than `MAX_WAITING_BYTES` wait.
         """
         try:
             self.flush()
@@ -142,7 +142,7 @@ class LineFile:
             if self.fault is None:
                 log.warning("%s can't be written (%s); its lines wait", self.path, error.strerror)
             self.fault = f"{self.path.name}: {error.strerror}"
-            if len(self._waiting) > MOST_WAITING_BYTES:
+            if len(self._waiting) > MAX_WAITING_BYTES:
                 raise
             return
         if self.fault is not None:

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resuming = check_run_directory(config)
         if RUN_ID_VARIABLE not in os.environ:  # else `sgt-ds train` has seen to it
             # The raw launcher tells no rank which hostfile it was given.
-            check_only_run(config, config_file, is_brought=is_hostfile)
+            check_only_run(config, config_file, is_given=is_hostfile)
             _warn(config)
         with _heartbeat(config) as heartbeat, lost_peers_told(heartbeat):
             joining = True

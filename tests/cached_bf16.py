@@ -45,21 +45,21 @@ def model(loops: dict[str, Any], seed: int) -> Any:
         loops=loops,
     )
     torch.manual_seed(seed)
-    speaker = (SgtForCausalLM if loops else LlamaForCausalLM)(config)
-    return speaker.to(DEVICE, torch.bfloat16).eval()
+    text_generator = (SgtForCausalLM if loops else LlamaForCausalLM)(config)
+    return text_generator.to(DEVICE, torch.bfloat16).eval()
 
 
 def mismatches(loops: dict[str, Any], seed: int) -> dict[str, int]:
     """Texts of 200 that a cache changes, by the way of filling it."""
-    speaker, found = model(loops, seed), dict.fromkeys(WAYS, 0)
+    text_generator, found = model(loops, seed), dict.fromkeys(WAYS, 0)
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(1, 512, (PROMPTS, LENGTH), generator=generator).to(DEVICE)
     for ids in prompts.split(BATCH):
         common = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW}
         common |= {"do_sample": False}
-        plain = speaker.generate(ids, use_cache=False, **common)
+        plain = text_generator.generate(ids, use_cache=False, **common)
         for name, how in WAYS.items():
-            cached = speaker.generate(ids, **how, **common)
+            cached = text_generator.generate(ids, **how, **common)
             found[name] += int((cached != plain).any(1).sum())
     return found
 

@@ -15,7 +15,7 @@ from runs import environment, wait_for_step, write_data, write_run
 from sgt_ds.config import PRESETS
 from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count, vanilla_flops_per_token
-from sgt_ds.launch import RunFigures, bench_launch, gpu_words, with_ratios
+from sgt_ds.launch import RunFigures, bench_launch, gpu_arguments, with_ratios
 
 MODEL = PRESETS["tiny"].model_copy(update={"vocab_size": 300})
 LENGTH, MICRO_BATCH = 64, 2
@@ -204,9 +204,9 @@ def test_gpus_that_are_hidden_are_taken_or_missed_where_there_are_none(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     monkeypatch.setattr(bench_launch, "gpus_here", lambda: 8)
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES: is set and names no GPU"):
-        gpu_words(2)
+        gpu_arguments(2)
     monkeypatch.setattr(bench_launch, "gpus_here", lambda: 0)
-    assert gpu_words(2) == ("--num_gpus", "2")
+    assert gpu_arguments(2) == ("--num_gpus", "2")
 
 
 def test_gpus_that_only_the_last_run_lacks_are_told_after_the_others(

@@ -25,7 +25,7 @@ from transformers import (
 from sgt_ds.cli import main
 from sgt_ds.config import ModelConfig
 from sgt_ds.growth import Passes
-from sgt_ds.inference import Sampling, Speaker
+from sgt_ds.inference import Sampling, TextGenerator
 from sgt_ds.inference.hf.modeling_sgt import SgtConfig, SgtForCausalLM
 from sgt_ds.model import Transformer, loop_inputs, to_llama_names
 
@@ -242,28 +242,28 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_streamed_text_is_the_text_and_stops_before_a_stop_text(export: Path) -> None:
-    speaker = Speaker(export)
+    text_generator = TextGenerator(export)
     sampling = Sampling(max_new_tokens=40, temperature=1.0, seed=4)
-    (whole,) = speaker.complete(["hello"], sampling)
+    (whole,) = text_generator.complete(["hello"], sampling)
     assert whole.tokens > 10
     pieces: list[str] = []
-    (streamed,) = speaker.complete(["hello"], sampling, on_text=pieces.append)
+    (streamed,) = text_generator.complete(["hello"], sampling, on_text=pieces.append)
     assert "".join(pieces) == whole.text == streamed.text
     assert len(pieces) > 3
     stop = whole.text[7:10]
     cut = Sampling(max_new_tokens=40, temperature=1.0, seed=4, stop=(stop,))
     pieces.clear()
-    (stopped,) = speaker.complete(["hello"], cut, on_text=pieces.append)
+    (stopped,) = text_generator.complete(["hello"], cut, on_text=pieces.append)
     assert "".join(pieces) == stopped.text == whole.text[: whole.text.index(stop)]
     assert stopped.finish == "stop"
 
 
 def test_a_prompt_says_the_same_in_a_batch_and_alone(export: Path) -> None:
-    speaker = Speaker(export)
+    text_generator = TextGenerator(export)
     prompts = ["a", "hello▁world", "", "the▁quick▁brown▁fox"]
     sampling = Sampling(max_new_tokens=16)
-    together = list(speaker.complete(prompts, sampling, batch_size=4))
-    alone = list(speaker.complete(prompts, sampling, batch_size=1))
+    together = list(text_generator.complete(prompts, sampling, batch_size=4))
+    alone = list(text_generator.complete(prompts, sampling, batch_size=1))
     assert [c.text for c in together] == [c.text for c in alone]
     assert [c.prompt_tokens for c in together] == [1, 11, 1, 19]
 

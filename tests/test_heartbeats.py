@@ -21,9 +21,9 @@ from sgt_ds.errors import LostPeer, NotMet
 from sgt_ds.launch import watch
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.heartbeats import Beat
-from sgt_ds.training import lost_peers, minders
+from sgt_ds.training import launcher_watch, lost_peers
 from sgt_ds.training.heartbeat import Heartbeat
-from sgt_ds.training.minders import Minders
+from sgt_ds.training.launcher_watch import LauncherWatch
 from sgt_ds.training.part_limits import PartLimits
 
 
@@ -297,15 +297,15 @@ def until(truth: Callable[[], bool]) -> None:
 def test_a_supervisor_that_was_suspended_is_back(tmp_path: Path) -> None:
     heartbeats.write_supervisor(tmp_path)
     os.utime(tmp_path / heartbeats.SUPERVISOR_FILE, (1, 1))  # hosts' clocks need not agree
-    looks = Minders(tmp_path, launched=False)
+    looks = LauncherWatch(tmp_path, launched=False)
     lost = []
-    for seconds in (2, minders.SUPERVISOR_SECONDS, 1):
+    for seconds in (2, launcher_watch.SUPERVISOR_SECONDS, 1):
         looks.look(seconds)
-        lost.append(looks.lost)
+        lost.append(looks.is_orphaned)
     assert lost == [False, False, True]
     heartbeats.renew_supervisor(tmp_path)
     looks.look(1)
-    assert not looks.lost
+    assert not looks.is_orphaned
 
 
 def test_a_supervisor_that_was_killed_is_missed_at_once_by_ranks_that_ssh_started(
@@ -324,7 +324,7 @@ def test_a_supervisor_that_was_killed_is_missed_at_once_by_ranks_that_ssh_starte
         (tmp_path / heartbeats.SUPERVISOR_FILE).write_text(name)
         # A hang would end the process of the tests: what is waited for is missed before that.
         with Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=600) as heart:
-            until(lambda: not heart._minders._seeks_supervisor)
+            until(lambda: not heart._launcher_watch._seeks_supervisor)
             assert not heart.launcher_lost
             supervisor.kill()
             until(lambda: heart.launcher_lost)
@@ -400,10 +400,10 @@ def test_ranks_that_do_not_meet_end_in_a_librarys_traceback(tmp_path: Path) -> N
 def test_a_rank_whose_launcher_was_gone_before_it_looked_trains_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not Minders(tmp_path, launched=True).lost
+    assert not LauncherWatch(tmp_path, launched=True).is_orphaned
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert Minders(tmp_path, launched=True).lost
-    assert not Minders(tmp_path, launched=False).lost, "started by hand"
+    assert LauncherWatch(tmp_path, launched=True).is_orphaned
+    assert not LauncherWatch(tmp_path, launched=False).is_orphaned, "started by hand"
 
 
 def test_a_slow_disk_of_reports_or_the_first_reduction_is_a_hang() -> None:

@@ -65,15 +65,15 @@ def test_a_flipped_bit_or_moved_values_leave_the_checksum(dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize(
-    ("brought", "stage"),
+    ("given", "stage"),
     [(CPU_BF16, 2), (runs.CPU_FP32, 2), (runs.CPU_FP32, 0)],
     ids=["bf16", "fp32", "no ZeRO"],
 )
 def test_an_inf_on_one_rank_reaches_the_optimizer_or_moves_a_clock(
-    tmp_path: Path, data: Path, nursery: Nursery, brought: Path, stage: int
+    tmp_path: Path, data: Path, nursery: Nursery, given: Path, stage: int
 ) -> None:
     """Step 6 has a layer in its entry window, and warm-up of the rate: both must stand still."""
-    values = json.loads(brought.read_text())
+    values = json.loads(given.read_text())
     values["zero_optimization"]["stage"] = stage
     deepspeed = tmp_path / "ds.json"
     deepspeed.write_text(json.dumps(values))

@@ -265,15 +265,15 @@ def test_parting_of_two_runs_that_is_blamed_on_the_wrong_thing(
     dropped = [row if layer != 3 else DROPPED[3] for layer, row in enumerate(CALM)]
     own_journal(tmp_path / "other", GROWTH, rows=dropped)
 
-    def parting(other: str) -> tuple[int | None, str | None, int | None]:
+    def divergence(other: str) -> tuple[int | None, str | None, int | None]:
         assert main(["growth", "diff", str(first), str(tmp_path / other), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         return found["step"], found["cause"], found["statistics_step"]
 
-    assert parting("again") == (None, None, None)
-    assert parting("noisy") == (None, None, 1)
-    assert parting("deeper") == (30, "config", 1)
-    assert parting("other") == (10, "statistics", 1)
+    assert divergence("again") == (None, None, None)
+    assert divergence("noisy") == (None, None, 1)
+    assert divergence("deeper") == (30, "config", 1)
+    assert divergence("other") == (10, "statistics", 1)
     (tmp_path / "fork").mkdir()
     lines = [json.loads(line) for line in first.read_text().splitlines()]
     adopted = [
@@ -283,7 +283,7 @@ def test_parting_of_two_runs_that_is_blamed_on_the_wrong_thing(
     ]
     text = "".join(json.dumps(line) + "\n" for line in adopted)
     (tmp_path / "fork" / "growth.jsonl").write_text(text)
-    assert parting("fork") == (10, "fork", None)
+    assert divergence("fork") == (10, "fork", None)
 
 
 def test_freeze_request_that_nobody_finds(

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from sgt_ds.config import ModelConfig
 from sgt_ds.growth import Loop, State
-from sgt_ds.inference import Sampling, Speaker, convert
+from sgt_ds.inference import Sampling, TextGenerator, convert
 from sgt_ds.model import Transformer
 from sgt_ds.ports import free_ports
 
@@ -94,8 +94,8 @@ def test_a_stock_server_that_says_something_else(
     from openai import OpenAI
 
     prompt = "Once upon a time"
-    speaker = Speaker(exports[kind])
-    (expected,) = speaker.complete([prompt], Sampling(max_new_tokens=24))
+    text_generator = TextGenerator(exports[kind])
+    (expected,) = text_generator.complete([prompt], Sampling(max_new_tokens=24))
     client = OpenAI(base_url=server, api_key="none", timeout=120, max_retries=0)
     asked = {"model": str(exports[kind]), "prompt": prompt, "max_tokens": 24, "temperature": 0}
     whole = client.completions.create(**asked)

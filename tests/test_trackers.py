@@ -16,7 +16,7 @@ from sgt_ds.errors import UserError
 from sgt_ds.telemetry import Tracker, tensorboard, wandb
 from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.snapshot import Snapshot
-from sgt_ds.telemetry.trackers import MOST_WAITING, plotted
+from sgt_ds.telemetry.trackers import MAX_WAITING, plotted
 
 SNAPSHOT = full_snapshot(4, 2, model_wide=True, host_wide=True)
 
@@ -88,7 +88,7 @@ def test_a_writer_that_hangs_holds_training_up(
     monkeypatch.setattr("sgt_ds.telemetry.trackers.WAIT_AT_END_SECONDS", 0.2)
     let_go = threading.Event()
     tracker = Tracker("wandb", lambda: Broken(let_go.wait))
-    snapshots: list[Snapshot] = [SNAPSHOT] * (MOST_WAITING + 5)
+    snapshots: list[Snapshot] = [SNAPSHOT] * (MAX_WAITING + 5)
     for snapshot in snapshots:
         tracker.put(snapshot)
     tracker.close()

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.cli.bench_train import MOST_RANKS
+from sgt_ds.cli.bench_train import MAX_RANKS
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_run, print_json, whole_number
 from sgt_ds.errors import UserError
 
@@ -29,7 +29,7 @@ def register(group: Subparsers[Parser]) -> None:
     )
     add_run(parser, "model, data, batch, growth")
     parser.add_argument(
-        "--num-gpus", type=whole_number(1, MOST_RANKS), default=1, metavar="N", help="ranks"
+        "--num-gpus", type=whole_number(1, MAX_RANKS), default=1, metavar="N", help="ranks"
     )
     parser.add_argument(
         "--micro-batches", type=whole_number(1), default=1, metavar="A", help="of an update"
@@ -50,7 +50,7 @@ def growth(options: argparse.Namespace) -> None:
     from sgt_ds.config import load_run_config, resolve_deepspeed
     from sgt_ds.data import check_data
     from sgt_ds.evaluation import check_evaluation
-    from sgt_ds.launch import ending_on_sigterm, gpu_words, scratch_for
+    from sgt_ds.launch import ending_on_sigterm, gpu_arguments, scratch_for
 
     config = load_run_config(options.run, options.overrides)
     if not config.training.compile:
@@ -62,7 +62,7 @@ def growth(options: argparse.Namespace) -> None:
     assert isinstance(layers, int), "sgt takes their number"
     events = layers * config.growth.k_max
     words = _words(options, options.window * (events + 2), config.training.micro_batch_size)
-    gpu_words(options.num_gpus)
+    gpu_arguments(options.num_gpus)
     # Before the first run, and as one line: what its ranks would say.
     own = load_run_config(options.run, words)
     resolve_deepspeed(own, options.num_gpus, options.run)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 
 from sgt_ds.cli.bench_train import (
-    MOST_RANKS,
+    MAX_RANKS,
     add_run_options,
     measure,
     measure_collectives,
     print_table,
     roofline_of,
+    setting_of,
     to_measure,
-    wish_of,
 )
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
 
@@ -50,21 +50,21 @@ def scaling(options: argparse.Namespace) -> None:
     from sgt_ds.launch import ending_on_sigterm, scratch_for
 
     kinds = {"weak": None, "strong": options.global_batch}
-    wishes = {
-        kind: wish_of(options, batch)
+    settings = {
+        kind: setting_of(options, batch)
         for kind, batch in kinds.items()
         if batch is not None or kind == "weak"
     }
-    measured = {kind: to_measure(wish) for kind, wish in wishes.items()}
+    measured = {kind: to_measure(setting) for kind, setting in settings.items()}
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
         try:
             roofline = roofline_of(measured["weak"], scratch)
             for one in measured.values():
                 one.roofline = roofline
-            for kind, wish in wishes.items():
-                measure(wish, measured[kind], scratch / kind)
+            for kind, setting in settings.items():
+                measure(setting, measured[kind], scratch / kind)
             if options.json:
-                measure_collectives(wishes["weak"], measured["weak"], scratch / "weak")
+                measure_collectives(settings["weak"], measured["weak"], scratch / "weak")
         finally:
             if options.json and measured["weak"].figures:
                 print_json({kind: one.as_json() for kind, one in measured.items()})
@@ -72,11 +72,11 @@ def scaling(options: argparse.Namespace) -> None:
                 for kind, one in measured.items():
                     if one.figures:
                         print(f"{kind} scaling")
-                        print_table(wishes[kind], one)
+                        print_table(settings[kind], one)
 
 
 def _numbers(text: str) -> list[int]:
-    number = whole_number(1, MOST_RANKS)
+    number = whole_number(1, MAX_RANKS)
     numbers = sorted(number(part) for part in text.split(","))
     if len(set(numbers)) < len(numbers):
         raise argparse.ArgumentTypeError(f"'{text}' names one twice")

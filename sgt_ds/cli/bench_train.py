@@ -13,10 +13,10 @@ from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
     from sgt_ds.config import RunConfig
-    from sgt_ds.launch import RunFigures, RunWish
+    from sgt_ds.launch import RunFigures, RunSetting
 
 # Of one host: more than any has GPUs.
-MOST_RANKS = 1024
+MAX_RANKS = 1024
 VARIANTS = ["vanilla", "sgt:1", "sgt:3"]
 
 
@@ -32,7 +32,7 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--num-gpus",
         nargs="+",
-        type=whole_number(1, MOST_RANKS),
+        type=whole_number(1, MAX_RANKS),
         default=[1],
         metavar="N",
         help="ranks",
@@ -101,22 +101,22 @@ def train(options: argparse.Namespace) -> None:
     """Measure and print."""
     from sgt_ds.launch import ending_on_sigterm, scratch_for
 
-    wish = wish_of(options, options.global_batch)
-    measured = to_measure(wish)
+    setting = setting_of(options, options.global_batch)
+    measured = to_measure(setting)
     with scratch_for(options.scratch) as scratch, ending_on_sigterm():
         try:
             measured.roofline = roofline_of(measured, scratch)
-            measure(wish, measured, scratch)
+            measure(setting, measured, scratch)
             if options.json:
-                measure_collectives(wish, measured, scratch)
+                measure_collectives(setting, measured, scratch)
         finally:
             if measured.figures and options.json:
                 print_json(measured.as_json())
             elif measured.figures:
-                print_table(wish, measured)
+                print_table(setting, measured)
 
 
-def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWish:
+def setting_of(options: argparse.Namespace, global_batch_size: int | None) -> RunSetting:
     """The runs that the options ask for, all of them checked.
 
     `global_batch_size`: sequences of an update at every number of ranks; None: as many on each.
@@ -125,10 +125,10 @@ def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWi
     from sgt_ds.config import load_run_config
     from sgt_ds.data import check_data
     from sgt_ds.evaluation import check_evaluation
-    from sgt_ds.launch import RunWish, gpu_words, variant
+    from sgt_ds.launch import RunSetting, gpu_arguments, variant
 
     for ranks in options.num_gpus:
-        gpu_words(ranks)
+        gpu_arguments(ranks)
     config = load_run_config(options.run, options.overrides)
     check_data(config.data, config.model, config.evaluation)
     check_evaluation(config.evaluation, str(options.run))
@@ -154,7 +154,7 @@ def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWi
     for ranks, sequences in global_batch.items():
         batch = f"training.global_batch_size={sequences}"
         _setting(load_run_config(options.run, [*options.overrides, batch]), ranks, options.run)
-    return RunWish(
+    return RunSetting(
         run_yaml=options.run,
         config=config,
         overrides=tuple(options.overrides),
@@ -168,15 +168,15 @@ def wish_of(options: argparse.Namespace, global_batch_size: int | None) -> RunWi
     )
 
 
-def to_measure(wish: RunWish) -> Measured:
+def to_measure(setting: RunSetting) -> Measured:
     """What `measure` is to fill."""
     from sgt_ds.config import load_run_config
 
-    fewest = min(wish.ranks)
-    batch = f"training.global_batch_size={wish.global_batch[fewest]}"
-    config = load_run_config(wish.run_yaml, [*wish.overrides, batch])
-    wanted = wish.repeats * len(wish.variants) * len(wish.ranks)
-    return Measured(_setting(config, fewest, wish.run_yaml), wanted)
+    fewest = min(setting.ranks)
+    batch = f"training.global_batch_size={setting.global_batch[fewest]}"
+    config = load_run_config(setting.run_yaml, [*setting.overrides, batch])
+    wanted = setting.repeats * len(setting.variants) * len(setting.ranks)
+    return Measured(_setting(config, fewest, setting.run_yaml), wanted)
 
 
 def roofline_of(measured: Measured, scratch: Path) -> dict[str, float]:
@@ -186,21 +186,21 @@ def roofline_of(measured: Measured, scratch: Path) -> dict[str, float]:
     return bench_roofline(measured.setting["precision"], scratch)
 
 
-def measure(wish: RunWish, measured: Measured, scratch: Path) -> None:
+def measure(setting: RunSetting, measured: Measured, scratch: Path) -> None:
     """Make the runs in `scratch`; `measured` is filled as they end."""
     from sgt_ds.launch import bench_runs
 
-    for run in bench_runs(wish, scratch):
+    for run in bench_runs(setting, scratch):
         measured.figures.append(run)
 
 
-def measure_collectives(wish: RunWish, measured: Measured, scratch: Path) -> None:
+def measure_collectives(setting: RunSetting, measured: Measured, scratch: Path) -> None:
     """Time the collectives that a forecast needs, at each number of ranks."""
     from sgt_ds.launch import GRADIENT_BYTES, bench_collectives
 
-    setting = measured.setting
-    bucket = setting["bucket_elements"] * GRADIENT_BYTES[setting["precision"]]
-    for ranks in wish.ranks:
+    shape = measured.setting
+    bucket = shape["bucket_elements"] * GRADIENT_BYTES[shape["precision"]]
+    for ranks in setting.ranks:
         if ranks > 1:
             measured.collectives[ranks] = bench_collectives(ranks, bucket, scratch)
 
@@ -227,7 +227,7 @@ def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]
     }
 
 
-def print_table(wish: RunWish, measured: Measured) -> None:
+def print_table(setting: RunSetting, measured: Measured) -> None:
     """Print a line a run, what its updates are made of, and the roof over them."""
     from sgt_ds.launch import with_ratios
 
@@ -255,8 +255,8 @@ def print_table(wish: RunWish, measured: Measured) -> None:
         print(f"parts of an update, {run.variant} on {run.ranks}: {shares}")
     size, copied = measured.roofline["product_size"], measured.roofline["copy_bytes_per_second"]
     print(
-        f"s/update: median of {wish.intervals} intervals of {wish.updates} updates, after "
-        f"{wish.warm_up} to warm up; roof: FLOPs/s over those of a plain product of {size}³ in "
+        f"s/update: median of {setting.intervals} intervals of {setting.updates} updates, after "
+        f"{setting.warm_up} to warm up; roof: FLOPs/s over those of a plain product of {size}³ in "
         f"{measured.setting['precision']} on one rank alone, {roof / 1e12:.4g} TFLOP/s (a plain copy "
         f"reads and writes {copied / 1e12:.3g} TB/s)"
     )

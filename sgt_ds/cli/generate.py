@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
             "--batch-size", None, f"{options.batch_size} is out of range; give 1 or more"
         )
     prompts = options.prompt if options.prompt is not None else _read_prompts(options.prompts)
-    from sgt_ds.inference import Sampling, Speaker, usable_device
+    from sgt_ds.inference import Sampling, TextGenerator, usable_device
 
     usable_device(options.device)
     sampling = Sampling(
@@ -91,14 +91,14 @@ def run(options: argparse.Namespace) -> None:
         options.seed,
         tuple(options.stop),
     )
-    speaker = Speaker(options.directory, device=options.device, dtype=options.dtype)
+    text_generator = TextGenerator(options.directory, device=options.device, dtype=options.dtype)
     if options.stream:
         for prompt in prompts:
             print(prompt, end="", flush=True)
-            for _ in speaker.complete([prompt], sampling, on_text=_print_piece):
+            for _ in text_generator.complete([prompt], sampling, on_text=_print_piece):
                 print(flush=True)
         return
-    completions = speaker.complete(prompts, sampling, batch_size=options.batch_size)
+    completions = text_generator.complete(prompts, sampling, batch_size=options.batch_size)
     if options.json:
         print_json({"completions": [completion.as_json() for completion in completions]})
         return

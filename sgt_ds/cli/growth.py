@@ -209,7 +209,7 @@ def diff(options: argparse.Namespace) -> None:
     from sgt_ds.growth import compare, journal_in
 
     found = compare(journal_in(options.run_a), journal_in(options.run_b))
-    parting = found.parting
+    divergence = found.divergence
     if options.json:
         print_json(
             {
@@ -218,13 +218,13 @@ def diff(options: argparse.Namespace) -> None:
                 "largest_difference": found.largest_difference
                 if math.isfinite(found.largest_difference)
                 else None,
-                "step": None if parting is None else parting.step,
-                "cause": None if parting is None else parting.cause,
+                "step": None if divergence is None else divergence.step,
+                "cause": None if divergence is None else divergence.cause,
                 "decisions": None
-                if parting is None
+                if divergence is None
                 else [
                     None if taken is None else taken.as_json()
-                    for taken in (parting.first, parting.second)
+                    for taken in (divergence.first, divergence.second)
                 ],
                 "compared_to": found.compared_to,
             }
@@ -240,11 +240,11 @@ def diff(options: argparse.Namespace) -> None:
             f"statistics: differ from step {found.statistics_step}, "
             f"by {found.largest_difference:.3g} at most{where}"
         )
-    if parting is None:
+    if divergence is None:
         print(f"loops: the same at every step, up to {found.compared_to}")
         return
-    print(f"loops: part at step {parting.step}, cause: {parting.cause}")
-    for run, taken in ((options.run_a, parting.first), (options.run_b, parting.second)):
+    print(f"loops: part at step {divergence.step}, cause: {divergence.cause}")
+    for run, taken in ((options.run_a, divergence.first), (options.run_b, divergence.second)):
         print(f"  {run}: {'no decision' if taken is None else _row(taken).strip()}")
 
 

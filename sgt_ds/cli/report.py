@@ -30,10 +30,10 @@ def write(options: argparse.Namespace) -> None:
     """Write the report."""
     from sgt_ds.errors import UserError
     from sgt_ds.files import write_text_atomically
-    from sgt_ds.report import MOST_RUNS, html_report, read_histories
+    from sgt_ds.report import MAX_RUNS, html_report, read_histories
 
-    if len(options.runs) > MOST_RUNS:
-        message = f"{len(options.runs)} runs are too many to tell apart; give {MOST_RUNS} at most"
+    if len(options.runs) > MAX_RUNS:
+        message = f"{len(options.runs)} runs are too many to tell apart; give {MAX_RUNS} at most"
         raise UserError("sgt-ds report", "RUN", message)
     text = html_report(read_histories(options.runs))
     try:

@@ -1,6 +1,5 @@
 """Typed run configuration: presets, RUN.yaml with overrides, the DeepSpeed JSON. Imports no room."""
 
-from sgt_ds.config.brought import brought_along
 from sgt_ds.config.deepspeed import (
     Precision,
     accumulation_steps,
@@ -18,6 +17,7 @@ from sgt_ds.config.loading import (
     dump_run_config,
     load_run_config,
 )
+from sgt_ds.config.messages import in_plain_words
 from sgt_ds.config.model import PRESETS, ModelConfig
 from sgt_ds.config.run import (
     CheckpointConfig,
@@ -40,9 +40,9 @@ from sgt_ds.config.run_directory import (
     prepare_run_directory,
     save_run_config,
 )
+from sgt_ds.config.shipped import shipped_config
 from sgt_ds.config.start import check_start
 from sgt_ds.config.suggestions import nearest
-from sgt_ds.config.words import in_plain_words
 
 __all__ = [
     "PRESETS",
@@ -66,7 +66,6 @@ __all__ = [
     "WandbConfig",
     "accumulation_steps",
     "at_fault",
-    "brought_along",
     "check_only_run",
     "check_run_directory",
     "check_start",
@@ -83,4 +82,5 @@ __all__ = [
     "read_deepspeed_json",
     "resolve_deepspeed",
     "save_run_config",
+    "shipped_config",
 ]

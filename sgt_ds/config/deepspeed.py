@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from sgt_ds.config.brought import brought_along, brought_names
 from sgt_ds.config.run import RunConfig
+from sgt_ds.config.shipped import shipped_config, shipped_names
 from sgt_ds.errors import UserError
 
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -27,7 +27,7 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
     Raises: UserError where it is missing or is not a JSON object.
     """
     if not path.exists():
-        path = brought_along(path) or path
+        path = shipped_config(path) or path
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
             path,
             None,
             "no such DeepSpeed file from here; paths are relative to the current directory, and "
-            f"sgt-ds brings {brought_names('.json')}",
+            f"sgt-ds brings {shipped_names('.json')}",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(path, None, f"cannot be read ({error})") from None

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from sgt_ds.config.brought import brought_along, brought_names
+from sgt_ds.config.messages import in_plain_words, suggestion_for
 from sgt_ds.config.model import PRESETS
 from sgt_ds.config.run import RunConfig
 from sgt_ds.config.sections import fields_at, info_at, is_secret, section_at, section_of
+from sgt_ds.config.shipped import shipped_config, shipped_names
 from sgt_ds.config.suggestions import hint, nearest
-from sgt_ds.config.words import in_plain_words, suggestion_for
 from sgt_ds.errors import HERE, UserError
 
 # What may differ between a run and its resumption: where it writes and reports, how it is cut into
@@ -145,7 +145,7 @@ def dump_run_config(config: RunConfig) -> str:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    found = path if path.exists() else brought_along(path) or path
+    found = path if path.exists() else shipped_config(path) or path
     try:
         text = found.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -153,7 +153,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             path,
             None,
             "no such configuration file; check the path, relative to the current directory, or take "
-            f"one that sgt-ds brings: {brought_names('.yaml')}",
+            f"one that sgt-ds brings: {shipped_names('.yaml')}",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(path, None, f"cannot be read ({error}); give a UTF-8 YAML file") from None

@@ -90,16 +90,16 @@ def _config_of(checkpoint: Path) -> RunConfig | None:
 def check_only_run(
     config: RunConfig,
     config_file: str | Path,
-    *brought: Path | None,
-    is_brought: Callable[[Path], bool] = lambda _: False,
+    *given: Path | None,
+    is_given: Callable[[Path], bool] = lambda _: False,
 ) -> None:
     """Raises: UserError where `run_dir` holds what no run wrote; then it is somebody else's folder.
 
-    `config_file`, `brought`: files of the user's for this run, which may lie there, as may whatever
-    the configuration names, and what `is_brought` says is such a file.
+    `config_file`, `given`: files of the user's for this run, which may lie there, as may whatever
+    the configuration names, and what `is_given` says is such a file.
     """
     layout = RunLayout(config.run_dir)
-    named = (Path(config_file), *brought, *_paths_in(config.model_dump(exclude={"run_dir"})))
+    named = (Path(config_file), *given, *_paths_in(config.model_dump(exclude={"run_dir"})))
     mine = [path.resolve() for path in named if path is not None]
     try:
         strangers = [
@@ -107,7 +107,7 @@ def check_only_run(
             for entry in layout.strangers()
             # A start writes its own run.yaml.
             if entry == layout.config
-            or not (any(own.is_relative_to(entry.resolve()) for own in mine) or is_brought(entry))
+            or not (any(own.is_relative_to(entry.resolve()) for own in mine) or is_given(entry))
         ]
     except OSError as error:
         raise UserError(

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sgt_ds.data.datatrove_baseline import NAME as PEER
+from sgt_ds.data.datatrove_baseline import datatrove_preparation
 from sgt_ds.data.file_work import WORK, FileHandler, FileRecord, Job, Task, Worker
 from sgt_ds.data.inputs import HashingReader, expand_inputs
-from sgt_ds.data.peer import NAME as PEER
-from sgt_ds.data.peer import datatrove_preparation
 from sgt_ds.data.pool import Handler, run_processes
 from sgt_ds.data.readers import MAX_DOCUMENT_BYTES, Document, read_documents
 from sgt_ds.data.tokenizers import Tokenizer

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from sgt_ds.data.earlier import check_same_job, finished_records, finished_set, is_begun
 from sgt_ds.data.file_work import (
     WORK,
     FileRecord,
@@ -40,6 +39,7 @@ from sgt_ds.data.manifest import (
 )
 from sgt_ds.data.pool import mpi_communicator, run_here, run_mpi, run_processes
 from sgt_ds.data.preparation import SKIPPED, Preparation, Report
+from sgt_ds.data.previous import check_same_job, finished_records, finished_set, is_begun
 from sgt_ds.data.shards import token_dtype
 from sgt_ds.data.tokenizers import Tokenizer
 from sgt_ds.errors import SgtError, UserError
@@ -47,7 +47,7 @@ from sgt_ds.files import atomic_writer, sha256_of, write_text_atomically
 from sgt_ds.progress import Progress
 
 
-def prepare(wish: Preparation) -> Report | None:
+def prepare(preparation: Preparation) -> Report | None:
     """Prepare a set, or finish one that was interrupted; a finished one is left as it is.
 
     Under mpirun every rank calls this; only rank 0 returns a report.
@@ -55,8 +55,12 @@ def prepare(wish: Preparation) -> Report | None:
     """
     communicator = mpi_communicator()
     if communicator is None:
-        run = run_here if wish.workers == 1 else partial(run_processes, workers=wish.workers)
-        return _prepare(wish, run, lambda job: None)
+        run = (
+            run_here
+            if preparation.workers == 1
+            else partial(run_processes, workers=preparation.workers)
+        )
+        return _prepare(preparation, run, lambda job: None)
     if communicator.Get_rank() != 0:
         job = communicator.bcast(None)
         if job is not None:
@@ -65,7 +69,9 @@ def prepare(wish: Preparation) -> Report | None:
                     pass
         return None
     try:
-        return _prepare(wish, partial(run_mpi, communicator=communicator), communicator.bcast)
+        return _prepare(
+            preparation, partial(run_mpi, communicator=communicator), communicator.bcast
+        )
     except SgtError as error:
         # The other ranks are in mid-file or wait for word: end them all.
         print(f"sgt-ds: {error}", file=sys.stderr, flush=True)
@@ -76,32 +82,39 @@ def prepare(wish: Preparation) -> Report | None:
 Run = Callable[[Worker, Sequence[Task]], Iterator[Any]]
 
 
-def _prepare(wish: Preparation, run: Run, announce: Callable[[Job | None], object]) -> Report:
+def _prepare(
+    preparation: Preparation, run: Run, announce: Callable[[Job | None], object]
+) -> Report:
     """`announce` tells other ranks the job, once; None where there is nothing to do."""
-    if (wish.holdout > 0) != (wish.holdout_out is not None):
+    if (preparation.holdout > 0) != (preparation.holdout_out is not None):
         raise UserError("--holdout", None, "goes together with --holdout-out; give both or neither")
-    if wish.holdout_out is not None and wish.holdout_out.resolve() == wish.out.resolve():
-        raise UserError(wish.out, "--holdout-out", "is --out as well; give two directories")
-    files = expand_inputs(wish.inputs)
-    tokenizer = Tokenizer(wish.tokenizer, eos=wish.eos, special_tokens=wish.special_tokens)
-    if wish.bos and tokenizer.bos_id is None:
-        raise UserError(wish.tokenizer, "bos", "has no BOS token; leave --bos out")
-    if (wish.out / NAME).exists():
-        report = finished_set(wish, files, tokenizer)
+    if (
+        preparation.holdout_out is not None
+        and preparation.holdout_out.resolve() == preparation.out.resolve()
+    ):
+        raise UserError(preparation.out, "--holdout-out", "is --out as well; give two directories")
+    files = expand_inputs(preparation.inputs)
+    tokenizer = Tokenizer(
+        preparation.tokenizer, eos=preparation.eos, special_tokens=preparation.special_tokens
+    )
+    if preparation.bos and tokenizer.bos_id is None:
+        raise UserError(preparation.tokenizer, "bos", "has no BOS token; leave --bos out")
+    if (preparation.out / NAME).exists():
+        report = finished_set(preparation, files, tokenizer)
         announce(None)
         return report
-    directories = [wish.out, *([wish.holdout_out] if wish.holdout_out else [])]
+    directories = [preparation.out, *([preparation.holdout_out] if preparation.holdout_out else [])]
     try:
         for directory in directories:
-            _check_fresh(directory, wish.out)
+            _check_fresh(directory, preparation.out)
             directory.mkdir(parents=True, exist_ok=True)
-        with coordinator_lock(wish.out, wish.out / WORK):
-            if (wish.out / NAME).exists():
-                raise UserError(wish.out, None, "was just finished by another process")
-            return _work(wish, files, tokenizer, directories, run, announce)
+        with coordinator_lock(preparation.out, preparation.out / WORK):
+            if (preparation.out / NAME).exists():
+                raise UserError(preparation.out, None, "was just finished by another process")
+            return _work(preparation, files, tokenizer, directories, run, announce)
     except OSError as error:
         raise UserError(
-            error.filename or wish.out,
+            error.filename or preparation.out,
             None,
             f"cannot be written ({error.strerror or error}); make room or give another --out; "
             "the same command goes on: finished files are kept",
@@ -109,7 +122,7 @@ def _prepare(wish: Preparation, run: Run, announce: Callable[[Job | None], objec
 
 
 def _work(
-    wish: Preparation,
+    preparation: Preparation,
     files: list[InputFile],
     tokenizer: Tokenizer,
     directories: list[Path],
@@ -120,34 +133,34 @@ def _work(
     for directory in directories:
         for leftover in directory.glob(".*.tmp"):  # of a process that was killed
             leftover.unlink(missing_ok=True)
-    check_same_job(wish, files, tokenizer)
-    copy = wish.out / _tokenizer_name(tokenizer)
+    check_same_job(preparation, files, tokenizer)
+    copy = preparation.out / _tokenizer_name(tokenizer)
     for directory in directories:
         _copy(tokenizer.path, directory / copy.name)
-    records = dict(finished_records(wish, files))
+    records = dict(finished_records(preparation, files))
     job = Job(
         tokenizer=copy,
-        eos=wish.eos,
-        bos=wish.bos,
-        special_tokens=wish.special_tokens,
-        max_document_bytes=wish.max_document_bytes,
-        shard_tokens=wish.shard_tokens,
-        holdout=wish.holdout,
-        on_error=wish.on_error,
-        out=wish.out,
-        holdout_out=wish.holdout_out,
+        eos=preparation.eos,
+        bos=preparation.bos,
+        special_tokens=preparation.special_tokens,
+        max_document_bytes=preparation.max_document_bytes,
+        shard_tokens=preparation.shard_tokens,
+        holdout=preparation.holdout,
+        on_error=preparation.on_error,
+        out=preparation.out,
+        holdout_out=preparation.holdout_out,
     )
     tasks = [Task(number, file) for number, file in enumerate(files) if number not in records]
     # Largest first, so that no worker ends long after the others.
     tasks.sort(key=lambda task: (-task.file.bytes, task.number))
-    report = Report(str(wish.out), len(files), reused_files=len(records))
+    report = Report(str(preparation.out), len(files), reused_files=len(records))
     announce(job)
     total = Tally(0, 0, 0, 0)
     with Progress("prepare", sum(task.file.bytes for task in tasks), "B") as progress:
         for message in run(Worker(job), tasks):
             if isinstance(message, FileRecord):
                 records[message.number] = message
-                _check_hope(wish, files, list(records.values()))
+                _check_hope(preparation, files, list(records.values()))
                 continue
             total = total.plus(
                 message.documents, message.tokens, message.text_bytes, message.input_bytes
@@ -160,8 +173,8 @@ def _work(
                 f"{total.text_bytes / elapsed / 1e6:.1f} MB/s of text",
             )
     ordered = [records[number] for number in range(len(files))]
-    _check_faults(wish, files, ordered)
-    _finish(wish, tokenizer, ordered)
+    _check_faults(preparation, files, ordered)
+    _finish(preparation, tokenizer, ordered)
     report.count(ordered)
     report.seconds = time.monotonic() - started
     report.documents_per_second = total.documents / report.seconds
@@ -193,7 +206,7 @@ def _check_fresh(directory: Path, out: Path) -> None:
 HOPELESS = 1.5
 
 
-def _check_hope(wish: Preparation, files: list[InputFile], done: list[FileRecord]) -> None:
+def _check_hope(preparation: Preparation, files: list[InputFile], done: list[FileRecord]) -> None:
     """Raise UserError as soon as the limit would be passed though no other fault came.
 
     The documents still to come are guessed from the bytes of files still to come.
@@ -203,33 +216,35 @@ def _check_hope(wish: Preparation, files: list[InputFile], done: list[FileRecord
         return
     good = sum(record.train.documents + record.holdout.documents for record in done)
     share_done = sum(record.bytes for record in done) / max(sum(file.bytes for file in files), 1)
-    if bad * share_done > HOPELESS * wish.max_bad_fraction * (good + bad):
-        _check_faults(wish, files, sorted(done, key=lambda record: record.number))
+    if bad * share_done > HOPELESS * preparation.max_bad_fraction * (good + bad):
+        _check_faults(preparation, files, sorted(done, key=lambda record: record.number))
 
 
-def _check_faults(wish: Preparation, files: list[InputFile], records: list[FileRecord]) -> None:
+def _check_faults(
+    preparation: Preparation, files: list[InputFile], records: list[FileRecord]
+) -> None:
     bad = sum(sum(record.skipped.values()) for record in records)
     if not bad:
         return
     file, fault = next(
         (files[record.number], fault) for record in records for fault in record.faults
     )
-    if wish.on_error == "stop":  # an earlier attempt skipped
+    if preparation.on_error == "stop":  # an earlier attempt skipped
         raise fault_error(file.location, fault.line, fault.reason, fault.detail)
     good = sum(record.train.documents + record.holdout.documents for record in records)
     share = bad / (good + bad)
     where = "" if len(records) == len(files) else f" in {len(records)} of {len(files)} files"
-    if share > wish.max_bad_fraction:
+    if share > preparation.max_bad_fraction:
         raise UserError(
             file.location,
             f"line {fault.line}",
             f"{fault.detail} ({fault.reason}) is the first of {bad} faults beside {good} "
-            f"documents{where}: {share:.4f} is above --max-bad-fraction {wish.max_bad_fraction:g}; fix "
+            f"documents{where}: {share:.4f} is above --max-bad-fraction {preparation.max_bad_fraction:g}; fix "
             "the files, or raise it",
         )
 
 
-def _finish(wish: Preparation, tokenizer: Tokenizer, records: list[FileRecord]) -> None:
+def _finish(preparation: Preparation, tokenizer: Tokenizer, records: list[FileRecord]) -> None:
     """Write the list of damage and the manifests, the main set's last of all."""
     skipped = None
     lines = [
@@ -238,18 +253,20 @@ def _finish(wish: Preparation, tokenizer: Tokenizer, records: list[FileRecord]) 
         for fault in record.faults
     ]
     if lines:
-        path = wish.out / SKIPPED
+        path = preparation.out / SKIPPED
         write_text_atomically(path, "".join(lines))
         skipped = ShardlessFile(file=SKIPPED, bytes=path.stat().st_size, sha256=sha256_of(path))
-    train = _manifest(wish, tokenizer, records, "train", skipped)
-    if wish.holdout_out is not None:
-        write_manifest(wish.holdout_out, _manifest(wish, tokenizer, records, "holdout", None))
-    write_manifest(wish.out, train)
-    shutil.rmtree(wish.out / WORK, ignore_errors=True)
+    train = _manifest(preparation, tokenizer, records, "train", skipped)
+    if preparation.holdout_out is not None:
+        write_manifest(
+            preparation.holdout_out, _manifest(preparation, tokenizer, records, "holdout", None)
+        )
+    write_manifest(preparation.out, train)
+    shutil.rmtree(preparation.out / WORK, ignore_errors=True)
 
 
 def _manifest(
-    wish: Preparation,
+    preparation: Preparation,
     tokenizer: Tokenizer,
     records: list[FileRecord],
     part: Literal["train", "holdout"],
@@ -262,9 +279,9 @@ def _manifest(
     if not shards:
         message = "no document is left" if part == "train" else "no document was held out"
         raise UserError(
-            wish.out if part == "train" else str(wish.holdout_out),
-            "--holdout" if wish.holdout else None,
-            f"{message}; give more input" + (", or another share" if wish.holdout else ""),
+            preparation.out if part == "train" else str(preparation.holdout_out),
+            "--holdout" if preparation.holdout else None,
+            f"{message}; give more input" + (", or another share" if preparation.holdout else ""),
         )
     return Manifest(
         dtype="uint16" if token_dtype(tokenizer.vocab_size).itemsize == 2 else "uint32",
@@ -281,11 +298,11 @@ def _manifest(
             pad_id=tokenizer.pad_id,
         ),
         settings=Settings(
-            bos=wish.bos,
-            special_tokens=wish.special_tokens,
-            max_document_bytes=wish.max_document_bytes,
-            shard_tokens=wish.shard_tokens,
-            holdout=wish.holdout,
+            bos=preparation.bos,
+            special_tokens=preparation.special_tokens,
+            max_document_bytes=preparation.max_document_bytes,
+            shard_tokens=preparation.shard_tokens,
+            holdout=preparation.holdout,
             part=part,
         ),
         shards=shards,

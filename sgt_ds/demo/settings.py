@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgt_ds.config import RunConfig, brought_along, load_run_config
+from sgt_ds.config import RunConfig, shipped_config, load_run_config
 from sgt_ds.errors import UserError
 
 RANKS = 2
@@ -73,7 +73,7 @@ class Settings:
         if train != config.data.train[0].path:
             changes.append(f"data.train=[{{path: {train}}}]")
         if not config.deepspeed.exists():
-            found = brought_along(config.deepspeed)
+            found = shipped_config(config.deepspeed)
             if found is None:
                 raise UserError(config.deepspeed, None, "is missing; install sgt-ds anew")
             changes.append(f"deepspeed={_shortest(found)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.growth.compare import Comparison, Parting, compare
+from sgt_ds.growth.compare import Comparison, Divergence, compare
 from sgt_ds.growth.decision import (
     NOISE_STANDARD_ERRORS,
     Decision,
@@ -44,6 +44,7 @@ __all__ = [
     "Comparison",
     "Decision",
     "DecisionLine",
+    "Divergence",
     "Entropy",
     "EntropyAverage",
     "GrowthController",
@@ -53,7 +54,6 @@ __all__ = [
     "Loop",
     "Margin",
     "Measurement",
-    "Parting",
     "Passes",
     "Phase",
     "Policy",

@@ -16,7 +16,7 @@ from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """The first step at which two runs hold different loops.
 
     `cause`: fork (one took that step's entropies from its parent and decided nothing), statistics,
@@ -36,7 +36,7 @@ class Comparison:
 
     `statistics_step`: the first step whose measured entropies differ, None where none does;
     `largest_difference` there, at `place` (layer, head).
-    `parting`: None where both hold the same loops at every step that both reached.
+    `divergence`: None where both hold the same loops at every step that both reached.
     `compared_to`: the last step that both journals hold.
     """
 
@@ -44,7 +44,7 @@ class Comparison:
     statistics_step: int | None
     largest_difference: float
     place: tuple[int, int] | None
-    parting: Parting | None
+    divergence: Divergence | None
     compared_to: int
 
 
@@ -97,7 +97,7 @@ def compare(first: Path, second: Path) -> Comparison:
     step, difference, place = _first_difference(*runs)
     settings = _settings(*runs)
     return Comparison(
-        settings, step, difference, place, _parting(*runs, settings, compared_to), compared_to
+        settings, step, difference, place, _divergence(*runs, settings, compared_to), compared_to
     )
 
 
@@ -142,12 +142,12 @@ def _distance(one: float, other: float) -> float:
     return abs(one - other)
 
 
-def _parting(
+def _divergence(
     first: _Run, second: _Run, settings: dict[str, tuple[Any, Any]], compared_to: int
-) -> Parting | None:
+) -> Divergence | None:
     states = [first.initial_state(), second.initial_state()]
     if loops_as_json(states[0]) != loops_as_json(states[1]):
-        return Parting(0, "config", None, None)
+        return Divergence(0, "config", None, None)
     for step in sorted(first.decisions.keys() | second.decisions.keys()):
         if step > compared_to:
             return None
@@ -159,7 +159,7 @@ def _parting(
         ]
         if loops_as_json(states[0]) != loops_as_json(states[1]):
             cause = _cause(first, second, settings, step, before, states)
-            return Parting(step, cause, *taken)
+            return Divergence(step, cause, *taken)
     return None
 
 

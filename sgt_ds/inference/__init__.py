@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sgt_ds.inference.bench import InferenceRow, InferenceSetting, bench_inference
     from sgt_ds.inference.conversion import convert
     from sgt_ds.inference.device import usable_device
-    from sgt_ds.inference.generation import Completion, Sampling, Speaker
+    from sgt_ds.inference.generation import Completion, Sampling, TextGenerator
     from sgt_ds.inference.importing import import_model
     from sgt_ds.inference.scored import ScoredModel, load_scored_model
 
@@ -21,7 +21,7 @@ __all__ = [
     "InferenceSetting",
     "Sampling",
     "ScoredModel",
-    "Speaker",
+    "TextGenerator",
     "bench_inference",
     "convert",
     "import_model",
@@ -36,7 +36,7 @@ _ROOMS = {
     "bench_inference": "bench",
     "Sampling": "generation",
     "ScoredModel": "scored",
-    "Speaker": "generation",
+    "TextGenerator": "generation",
     "convert": "conversion",
     "import_model": "importing",
     "load_scored_model": "scored",

@@ -74,7 +74,7 @@ class Completion:
         return asdict(self)
 
 
-class Speaker:
+class TextGenerator:
     """A loaded export: tokenizer and model, ready to complete prompts.
 
     `directory`: what `sgt-ds convert` wrote. `device`: as torch names it; None takes a GPU where

@@ -2,7 +2,7 @@
 
 from sgt_ds.launch.bench_launch import (
     ending_on_sigterm,
-    gpu_words,
+    gpu_arguments,
     launch_one,
     make_scratch,
     path_override,
@@ -38,7 +38,7 @@ from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, processes_o
 from sgt_ds.launch.record import RunRecord, read_record, supervision
 from sgt_ds.launch.run_bench import (
     RunFigures,
-    RunWish,
+    RunSetting,
     bench_collectives,
     bench_roofline,
     bench_runs,
@@ -64,7 +64,7 @@ __all__ = [
     "Probed",
     "RunFigures",
     "RunRecord",
-    "RunWish",
+    "RunSetting",
     "StepModel",
     "StepSetting",
     "Target",
@@ -84,7 +84,7 @@ __all__ = [
     "fork_step",
     "format_hostfile",
     "forwarded_environment",
-    "gpu_words",
+    "gpu_arguments",
     "is_hostfile",
     "is_this_host",
     "kill_processes",

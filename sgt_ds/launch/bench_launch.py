@@ -39,7 +39,7 @@ def launch_one(
     UserError for GPUs that are not there.
     """
     command = [
-        *(sys.executable, "-m", "deepspeed.launcher.runner", *gpu_words(ranks)),
+        *(sys.executable, "-m", "deepspeed.launcher.runner", *gpu_arguments(ranks)),
         *("--master_port", str(free_ports()), "--module", *words),
     ]
     run_id = f"bench-{uuid.uuid4().hex}"
@@ -66,7 +66,7 @@ def launch_one(
         raise error
 
 
-def gpu_words(ranks: int) -> tuple[str, str]:
+def gpu_arguments(ranks: int) -> tuple[str, str]:
     """The launcher's words for so many GPUs of this host, those that CUDA_VISIBLE_DEVICES names.
 
     On a host that has none they are ranks on the CPU. Raises: UserError where it names none or too few, or otherwise than by number.

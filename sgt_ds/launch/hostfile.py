@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sgt_ds.errors import UserError
 
-MOST_BYTES = 1 << 20
-MOST_SLOTS = 1024
+MAX_BYTES = 1 << 20
+MAX_SLOTS = 1024
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
@@ -103,8 +103,8 @@ def _lines(path: Path) -> list[str]:
     try:
         if not path.is_file():
             raise UserError(path, None, "is no file; give the path of a hostfile")
-        if path.stat().st_size > MOST_BYTES:
-            raise UserError(path, None, f"has more than {MOST_BYTES} bytes; is it a hostfile?")
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(path, None, f"has more than {MAX_BYTES} bytes; is it a hostfile?")
         data = path.read_bytes()
     except OSError as error:
         raise UserError(path, None, f"cannot be read ({error.strerror}); check it") from None
@@ -145,11 +145,11 @@ def _parse_entry(path: Path, number: int, entry: str) -> Host:
     digits = match[1].lstrip("0")
     if not digits:
         raise UserError(path, field, f"slots=0 gives {name} no rank; remove the line or raise it")
-    if len(digits) > len(str(MOST_SLOTS)) or int(digits) > MOST_SLOTS:
+    if len(digits) > len(str(MAX_SLOTS)) or int(digits) > MAX_SLOTS:
         raise UserError(
             path,
             field,
-            f"slots={match[1][:20]} is more than any host has; set {MOST_SLOTS} or fewer",
+            f"slots={match[1][:20]} is more than any host has; set {MAX_SLOTS} or fewer",
         )
     return Host(name, int(digits), number)
 

@@ -25,7 +25,7 @@ SAME = {
     "project": "sgt-ds",
     "ds_configs": "ds_configs/",
 }
-MOST_SKEW_SECONDS = 5.0
+MAX_SKEW_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _faults(one: Probed, usual: dict[str, str], found: Sequence[Probed]) -> list
     some_have = any(other.facts is not None and other.facts.gpus for other in found)
     if some_have and facts.gpus < one.host.slots:
         faults.append(f"has {facts.gpus} GPUs for {one.host.slots} slots")
-    if abs(one.skew_seconds) > MOST_SKEW_SECONDS:
+    if abs(one.skew_seconds) > MAX_SKEW_SECONDS:
         faults.append(f"its clock differs by {one.skew_seconds:+.1f} s")
     if facts.taken_ports:
         faults.append(f"ports are taken: {', '.join(map(str, facts.taken_ports))}")

@@ -42,7 +42,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class RunWish:
+class RunSetting:
     """What is measured. Each run has `warm_up` intervals that do not count, then `intervals`."""
 
     run_yaml: Path
@@ -139,19 +139,19 @@ def variant(text: str, num_layers: int, heads: int) -> Variant:
     return Variant(text, ("method=high_entropy_loop", *listed, *soon))
 
 
-def bench_runs(wish: RunWish, scratch: Path) -> Iterator[RunFigures]:
+def bench_runs(setting: RunSetting, scratch: Path) -> Iterator[RunFigures]:
     """Make every run, in a folder of its own in `scratch`.
 
     Figures without ratios, each as soon as its run has ended.
 
     Raises: SgtError where one fails, with its last lines.
     """
-    plan = [(ranks, variant) for ranks in wish.ranks for variant in wish.variants]
-    steps = (wish.warm_up + wish.intervals) * wish.updates
-    with Progress("bench", len(plan) * wish.repeats * steps, "steps") as progress:
-        for repeat in range(wish.repeats):
+    plan = [(ranks, variant) for ranks in setting.ranks for variant in setting.variants]
+    steps = (setting.warm_up + setting.intervals) * setting.updates
+    with Progress("bench", len(plan) * setting.repeats * steps, "steps") as progress:
+        for repeat in range(setting.repeats):
             for ranks, chosen in plan if repeat % 2 == 0 else reversed(plan):
-                yield _run(wish, scratch, chosen, ranks, repeat, steps)
+                yield _run(setting, scratch, chosen, ranks, repeat, steps)
                 progress.advance(steps, f"{chosen.name} on {ranks}")
 
 
@@ -185,7 +185,7 @@ def bench_roofline(precision: str, scratch: Path) -> dict[str, float]:
 
 
 def with_ratios(figures: Sequence[RunFigures]) -> list[RunFigures]:
-    """The figures with their ratios; some of a wish's runs may be missing."""
+    """The figures with their ratios; some of a setting's runs may be missing."""
     vanilla = {(run.ranks, run.repeat): run for run in figures if run.variant == "vanilla"}
     first: dict[tuple[str, int], RunFigures] = {}
     for run in sorted(figures, key=lambda run: run.ranks):
@@ -208,42 +208,42 @@ def with_ratios(figures: Sequence[RunFigures]) -> list[RunFigures]:
 
 
 def _run(
-    wish: RunWish, scratch: Path, chosen: Variant, ranks: int, repeat: int, steps: int
+    setting: RunSetting, scratch: Path, chosen: Variant, ranks: int, repeat: int, steps: int
 ) -> RunFigures:
     directory = scratch / f"{chosen.name.replace(':', '-')}-{ranks}-{repeat}"
     port = free_ports(ranks)
-    global_batch = wish.global_batch[ranks]
+    global_batch = setting.global_batch[ranks]
     words = [
-        *("sgt_ds.train", str(wish.run_yaml)),
-        *wish.overrides,
+        *("sgt_ds.train", str(setting.run_yaml)),
+        *setting.overrides,
         *chosen.overrides,
         path_override("run_dir", directory),
         f"training.steps={steps}",
-        f"training.log_every={wish.updates}",
+        f"training.log_every={setting.updates}",
         f"training.global_batch_size={global_batch}",
         *("training.validate_every=1000000", "checkpoint.every=1000000", "resume=never"),
         *("telemetry.enabled=true", "telemetry.host=127.0.0.1", f"telemetry.port={port}"),
     ]
     make_scratch(scratch)
-    scraper = _Scraper(range(port, port + ranks), wish.warm_up * wish.updates)
+    scraper = _Scraper(range(port, port + ranks), setting.warm_up * setting.updates)
     with scraper:
         launch_one(f"{chosen.name} on {ranks} ranks", words, ranks, directory.with_suffix(".log"))
-    figures = _figures(wish, chosen.name, ranks, repeat, directory, scraper)
+    figures = _figures(setting, chosen.name, ranks, repeat, directory, scraper)
     shutil.rmtree(RunLayout(directory).checkpoints)  # tens of gigabytes, of no more use
     return figures
 
 
 def _figures(
-    wish: RunWish, name: str, ranks: int, repeat: int, directory: Path, scraper: _Scraper
+    setting: RunSetting, name: str, ranks: int, repeat: int, directory: Path, scraper: _Scraper
 ) -> RunFigures:
     rows = [json.loads(line) for line in RunLayout(directory).metrics.read_text().splitlines()]
-    speeds = [row["tokens_per_second"] for row in rows if "loss" in row][wish.warm_up :]
+    speeds = [row["tokens_per_second"] for row in rows if "loss" in row][setting.warm_up :]
     if len(scraper.last) < ranks:
         raise SgtError(
             f"{directory}: only {len(scraper.last)} of {ranks} exporters could be scraped; its "
             "updates are too quick, give more --updates"
         )
-    tokens = wish.global_batch[ranks] * wish.config.data.sequence_length
+    tokens = setting.global_batch[ranks] * setting.config.data.sequence_length
     seconds = sorted(tokens / speed for speed in speeds)
     timed = scraper.since_warm_up()
     counts = [series[_COUNT] for series in timed]
@@ -267,7 +267,7 @@ def _figures(
         variant=name,
         ranks=ranks,
         repeat=repeat,
-        global_batch_size=wish.global_batch[ranks],
+        global_batch_size=setting.global_batch[ranks],
         step_seconds=statistics.median(seconds),
         step_seconds_range=(seconds[0], seconds[-1]),
         tokens_per_second_per_rank=statistics.median(speeds) / ranks,

@@ -14,7 +14,7 @@ from sgt_ds.report.access import Access, NoAnswer
 from sgt_ds.report.view import RankView
 
 # A look at the terminal must not weigh on a large run, nor wait for hosts that are gone.
-MOST_ASKED = 64
+MAX_ASKED = 64
 TIMEOUT_SECONDS = 1.0
 AT_ONCE = 16
 # After a round that took long, the next one waits this many times as long.
@@ -46,7 +46,7 @@ class Ranks:
         if begun >= self._ask_again:
             addresses = _addresses(self._targets())
             self._known = len(addresses)
-            asked = dict(sorted(addresses.items())[:MOST_ASKED])
+            asked = dict(sorted(addresses.items())[:MAX_ASKED])
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 self._found = list(pool.map(self._ask, asked, asked.values()))
             ended = time.monotonic()

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("sgt_ds")
 
 CONNECTION_TIMEOUT_SECONDS = 10.0
-MOST_CONNECTIONS = 256
+MAX_CONNECTIONS = 256
 
 # How far `port_in_use: next` looks: more than the ranks of a few runs on one host.
-MOST_PORTS_TRIED = 64
+MAX_PORTS_TRIED = 64
 
 Render = Callable[[str], tuple[str, bytes]]
 """Accept header in, content type and body out."""
@@ -83,7 +83,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, address: tuple[str, int], family: int, tls: Certificate | None) -> None:
         self.address_family = family
         self._tls = tls
-        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -201,7 +201,7 @@ class MetricsServer:
 
 def _bind_first_free(endpoint: Endpoint, port: int, tls: Certificate | None) -> _Server:
     """On `port`, or on the next one that is free where the endpoint says so."""
-    last = min(port + MOST_PORTS_TRIED, 65535) if endpoint.port_in_use == "next" else port
+    last = min(port + MAX_PORTS_TRIED, 65535) if endpoint.port_in_use == "next" else port
     for candidate in range(port, last):
         try:
             return _bind(endpoint.host, candidate, tls)

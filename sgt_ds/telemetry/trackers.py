@@ -23,7 +23,7 @@ from sgt_ds.telemetry.snapshot import Snapshot, counters_of, families
 log = logging.getLogger("sgt_ds")
 
 # Log intervals that a writer may lag behind before rows are dropped.
-MOST_WAITING = 64
+MAX_WAITING = 64
 WAIT_AT_END_SECONDS = 10.0
 _PLOTTED: tuple[Kind, ...] = ("gauge", "counter")
 Values = dict[str, float]
@@ -42,7 +42,7 @@ class Tracker:
     def __init__(self, name: str, open_writer: Callable[[], Writer]) -> None:
         """`open_writer` is called in the thread: a login that hangs holds nothing up."""
         self._name, self._open = name, open_writer
-        self._queue: queue.Queue[Snapshot | None] = queue.Queue(MOST_WAITING)
+        self._queue: queue.Queue[Snapshot | None] = queue.Queue(MAX_WAITING)
         self._told_full = False
         self._thread = threading.Thread(target=self._run, name=f"sgt-{name}", daemon=True)
         self._thread.start()

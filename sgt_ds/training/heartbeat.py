@@ -1,7 +1,7 @@
 """Signs of life of this rank, and its end where nothing moves any more.
 
 A thread beside training: it needs no answer from training, which may wait in a collective for ever.
-Knows not how long a part may take (`part_limits`), nor who started this rank (`minders`).
+Knows not how long a part may take (`part_limits`), nor who started this rank (`launcher_watch`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from sgt_ds.errors import LostPeer, NotMet, UserError
 from sgt_ds.telemetry import heartbeats
-from sgt_ds.training.minders import Minders
+from sgt_ds.training.launcher_watch import LauncherWatch
 from sgt_ds.training.part_limits import PartLimits
 from sgt_ds.training.sigterm import Sigterm
 
@@ -54,7 +54,7 @@ class Heartbeat:
         self._rank, self._host, self._alone = rank, socket.gethostname(), world_size == 1
         self._next_rank = (rank + 1) % world_size
         self._limits = PartLimits(hang_seconds, patient_seconds)
-        self._minders = Minders(folder, launched=launched)
+        self._launcher_watch = LauncherWatch(folder, launched=launched)
         self._every = min(
             hang_seconds / 3, max(min(1.0, hang_seconds / 6), world_size / RANKS_A_SECOND)
         )
@@ -88,7 +88,7 @@ class Heartbeat:
         # First: a beat in between must not blame this rank for its peer.
         self._blames_peer = isinstance(error, (LostPeer, NotMet))
         if error is None:
-            gone = self._minders.launcher_ended
+            gone = self._launcher_watch.launcher_ended
             self._end = heartbeats.LAUNCHER_GONE if gone else heartbeats.DONE
         else:
             self._end = " ".join(f"{error}".split())[:300] or repr(error)
@@ -105,7 +105,7 @@ class Heartbeat:
     @property
     def launcher_lost(self) -> bool:
         """Whether what started this rank has gone: it saves and ends then."""
-        return self._minders.lost
+        return self._launcher_watch.is_orphaned
 
     @property
     def is_alone(self) -> bool:
@@ -193,7 +193,7 @@ class Heartbeat:
         self._asked = True
         with suppress(OSError):
             self._write()
-        if self._sigterm.is_unheeded():
+        if self._sigterm.is_unhandled():
             os._exit(128 + signal.SIGTERM)
 
     def _count_stuck(self, seconds: float) -> None:
@@ -209,7 +209,7 @@ class Heartbeat:
         told = heartbeats.written_at(self.folder / heartbeats.HANG_FILE)
         if told is not None and told >= self._born:
             os._exit(1)  # another rank, or the supervisor, has told it already
-        self._minders.look(seconds)
+        self._launcher_watch.look(seconds)
 
     def _write(self) -> float:
         """Write where this rank stands. Returns the time, by the file system's clock."""

@@ -34,14 +34,14 @@ class Sigterm:
         """End a wait."""
         os.write(self._writer, b"\0")
 
-    def is_unheeded(self) -> bool:
+    def is_unhandled(self) -> bool:
         """Whether nothing else has taken the signal over: it must end the process then."""
         return signal.getsignal(signal.SIGTERM) is _nothing
 
     def release(self) -> None:
         """Give the signal back, unless something else has taken it over."""
         signal.set_wakeup_fd(self._wakeup_before)
-        if self.is_unheeded():
+        if self.is_unhandled():
             signal.signal(signal.SIGTERM, self._handler_before)
 
 

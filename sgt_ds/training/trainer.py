@@ -120,7 +120,7 @@ class Trainer:
         steps = self.config.training.steps
         # A request from before the start holds for the very first update as well.
         freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
-        self._heed(freeze)
+        self._apply_freeze(freeze)
         if stop:
             self._stop()
             return "stopped"
@@ -133,7 +133,7 @@ class Trainer:
             freeze, stop, writing = self.ranks.any(
                 self.requests.freeze(), self.requests.stop(), self.checkpoints.is_busy()
             )
-            self._heed(freeze)
+            self._apply_freeze(freeze)
             if not writing:
                 with self.parts.host("checkpoint"):
                     self.checkpoints.proceed()
@@ -206,14 +206,14 @@ class Trainer:
 
         Raises: StateMismatch, naming the ranks.
         """
-        self._note(self.growth.decide(self.clock.step, self.flops.total))
+        self._report_decision(self.growth.decide(self.clock.step, self.flops.total))
 
-    def _heed(self, freeze: bool) -> None:
+    def _apply_freeze(self, freeze: bool) -> None:
         """End growth where a person asked for it, once."""
         if freeze:
-            self._note(self.growth.freeze(self.clock.step, self.flops.total))
+            self._report_decision(self.growth.freeze(self.clock.step, self.flops.total))
 
-    def _note(self, decision: Decision | None) -> None:
+    def _report_decision(self, decision: Decision | None) -> None:
         if decision is not None:
             self.reports.decision(decision)
 

@@ -12,9 +12,9 @@ from sgt_ds.report.html.markup import Markup
 from sgt_ds.report.html.scale import Axis, axis, significant, thinned
 from sgt_ds.report.html.story import change_words
 
-MOST_COLUMNS = 96
+MAX_COLUMNS = 96
 """Columns of a heat map over time: as many as a phone has room for."""
-MOST_HEAD_LABELS = 16
+MAX_HEAD_LABELS = 16
 
 
 def depth_timeline(run: RunHistory, _: Sequence[RunHistory]) -> Markup | None:
@@ -90,7 +90,7 @@ def head_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
         for layer, loop in state.loops.items()
         for head in _heads_of(loop, width)
     ]
-    shown = thinned(width, MOST_HEAD_LABELS)
+    shown = thinned(width, MAX_HEAD_LABELS)
     return heat_map(
         "Heads now",
         f"Moving average at step {run.entropies.steps[-1]:,}, from which growth decides. "
@@ -158,7 +158,7 @@ def _range(rows: Iterable[Sequence[float]]) -> tuple[float, float]:
 def _columns(steps: Sequence[int]) -> tuple[list[float], list[range]]:
     """Edges of at most so many equal columns, and the measurements that fall into each."""
     first, last = steps[0] - 1, steps[-1]
-    count = min(MOST_COLUMNS, max(1, len(steps)))
+    count = min(MAX_COLUMNS, max(1, len(steps)))
     edges = [first + (last - first) * index / count for index in range(count + 1)]
     columns, start = [], 0
     for edge in edges[1:]:

@@ -12,7 +12,7 @@ from sgt_ds.report.html.markup import Markup, joined, short, tag
 from sgt_ds.report.html.palette import SHADES, shade, shade_colour
 from sgt_ds.report.html.scale import Axis, significant, thinned
 
-MOST_ROW_LABELS = 18
+MAX_ROW_LABELS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def _frame(outline: Outline, x: Axis, height: float) -> Markup:
 
 
 def _row_names(rows: int) -> list[tuple[int, str]]:
-    return [(row, str(row)) for row in thinned(rows, MOST_ROW_LABELS)]
+    return [(row, str(row)) for row in thinned(rows, MAX_ROW_LABELS)]
 
 
 def _row_ticks(rows: int) -> list[tuple[float, str]]:

@@ -13,8 +13,8 @@ from sgt_ds.report.html.scale import Axis, axis, significant, thinned
 
 Form = Literal["line", "thin", "wide", "dashed", "dotted", "points"]
 # More than a phone or a page of paper has columns for.
-MOST_POINTS = 400
-MOST_TABLE_ROWS = 60
+MAX_POINTS = 400
+MAX_TABLE_ROWS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def line_plot(
     ]
     legend = [key(_swatch(one), one.name) for one in drawn]
     legend += [key(_mark_of_moments(), name) for name in dict.fromkeys(m.name for m in moments)]
-    if any(len(one.xs) > MOST_POINTS for one in drawn):
+    if any(len(one.xs) > MAX_POINTS for one in drawn):
         note += " Each point is the mean of several rows; the band around a line is their range."
     return figure(
         title,
@@ -98,13 +98,13 @@ def _scaled(series: Series, factor: float) -> Series:
 def _binned(series: Series, x: Axis) -> tuple[list[float], list[float], list[float], list[float]]:
     """x, mean, lowest and highest of each column of the picture; points are left as they are."""
     xs, ys = list(series.xs), list(series.ys)
-    if len(xs) <= MOST_POINTS or series.form == "points":
+    if len(xs) <= MAX_POINTS or series.form == "points":
         return xs, ys, [], []
     columns: dict[int, list[int]] = {}
     for index, value in enumerate(xs):
         place = x.place(value)
         if math.isfinite(place):
-            columns.setdefault(min(MOST_POINTS - 1, int(place * MOST_POINTS)), []).append(index)
+            columns.setdefault(min(MAX_POINTS - 1, int(place * MAX_POINTS)), []).append(index)
     means, lows, highs, middles = [], [], [], []
     for _, indices in sorted(columns.items()):
         finite = [ys[index] for index in indices if math.isfinite(ys[index])]
@@ -186,8 +186,8 @@ def _table(drawn: Sequence[Series], x_label: str, y_label: str) -> Markup:
     rows = [
         (one.name, significant(one.xs[index], 5), significant(one.ys[index], 5))
         for one in drawn
-        for index in thinned(len(one.xs), MOST_TABLE_ROWS)
+        for index in thinned(len(one.xs), MAX_TABLE_ROWS)
     ]
-    is_thinned = any(len(one.xs) > MOST_TABLE_ROWS for one in drawn)
+    is_thinned = any(len(one.xs) > MAX_TABLE_ROWS for one in drawn)
     note = "Some rows of many; metrics.jsonl has all." if is_thinned else ""
     return joined([table(("series", x_label, y_label), rows, note=note)])

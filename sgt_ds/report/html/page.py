@@ -13,7 +13,7 @@ from sgt_ds.report.html.palette import LIGHT
 from sgt_ds.report.html.story import growth_story
 from sgt_ds.report.html.style import style_sheet
 
-MOST_RUNS = len(LIGHT)
+MAX_RUNS = len(LIGHT)
 """As many as have a colour of their own."""
 
 # Nothing may be fetched, not even by what a file's text could smuggle in.
@@ -21,7 +21,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def html_report(runs: Sequence[RunHistory], *, now: datetime | None = None) -> str:
-    """The report of one run, or of up to `MOST_RUNS` side by side, as one HTML document."""
+    """The report of one run, or of up to `MAX_RUNS` side by side, as one HTML document."""
     title = " · ".join(run.name for run in runs)
     sections = [
         ("summary", "Summary", _summary(runs)),

@@ -17,7 +17,7 @@ from sgt_ds.report.html.story import loops_now
 
 UNKNOWN = "–"
 # Losses of single batches jump about: what stands in the summary is a mean of the last logged ones.
-MOST_LOGGED = 20
+MAX_LOGGED = 20
 
 
 def summary(runs: Sequence[RunHistory]) -> Markup:
@@ -152,7 +152,7 @@ def _progress(run: RunHistory) -> str:
 
 
 def _training_loss(run: RunHistory) -> str:
-    newest = run.updates[-MOST_LOGGED:]
+    newest = run.updates[-MAX_LOGGED:]
     finite = [update.loss for update in newest if math.isfinite(update.loss)]
     if not finite:
         return UNKNOWN

@@ -10,17 +10,17 @@ _FOLDER = "ds_configs"
 _CHECKOUT = Path(__file__).parents[2]
 
 
-def brought_along(path: Path) -> Path | None:
+def shipped_config(path: Path) -> Path | None:
     """Where `ds_configs/NAME` lies that came with this package; None where it brought none."""
-    return _brought().get(path.as_posix())
+    return _shipped().get(path.as_posix())
 
 
-def brought_names(suffix: str) -> str:
+def shipped_names(suffix: str) -> str:
     """All of them that end so, as a run names them, for a message."""
-    return ", ".join(sorted(name for name in _brought() if name.endswith(suffix))) or "none"
+    return ", ".join(sorted(name for name in _shipped() if name.endswith(suffix))) or "none"
 
 
-def _brought() -> dict[str, Path]:
+def _shipped() -> dict[str, Path]:
     """Those of a checkout, or those that the wheel laid down, by the names that runs give them."""
     found = list((_CHECKOUT / _FOLDER).glob("*.*"))
     if not found:

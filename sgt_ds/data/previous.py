@@ -29,18 +29,18 @@ _RECORDS, _SHARDS = "[0-9]*.json", "[0-9]*-[0-9]*.tokens"
 
 
 def _identity(
-    wish: Preparation, names: list[str], tokenizer_sha256: str, eos_id: int
+    preparation: Preparation, names: list[str], tokenizer_sha256: str, eos_id: int
 ) -> dict[str, Any]:
     """What must not change between the attempts at one set."""
     return {
         "inputs": names,
         "tokenizer": tokenizer_sha256,
         "eos": eos_id,
-        "bos": wish.bos,
-        "special_tokens": wish.special_tokens,
-        "max_document_bytes": wish.max_document_bytes,
-        "shard_tokens": wish.shard_tokens,
-        "holdout": wish.holdout,
+        "bos": preparation.bos,
+        "special_tokens": preparation.special_tokens,
+        "max_document_bytes": preparation.max_document_bytes,
+        "shard_tokens": preparation.shard_tokens,
+        "holdout": preparation.holdout,
     }
 
 
@@ -57,25 +57,25 @@ def is_begun(directory: Path, out: Path) -> bool:
     return own is not None and (own == str(directory.absolute()) or not Path(own).exists())
 
 
-def check_same_job(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> None:
+def check_same_job(preparation: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> None:
     """See that an unfinished set is gone on with as it was begun, or note how it begins.
 
     One of which nothing is prepared yet may become another.
     Raises: UserError where it was begun otherwise.
     """
-    path = wish.out / WORK / "job.json"
-    new = _identity(wish, [file.name for file in files], tokenizer.sha256, tokenizer.eos_id)
+    path = preparation.out / WORK / "job.json"
+    new = _identity(preparation, [file.name for file in files], tokenizer.sha256, tokenizer.eos_id)
     if path.exists():
         old = json.loads(path.read_text(encoding="utf-8"))
         try:
-            _refuse_other(wish.out, old, new, "was begun")
+            _refuse_other(preparation.out, old, new, "was begun")
         except UserError:
-            if _holds_documents(wish.out):
+            if _holds_documents(preparation.out):
                 raise
-            _clear(wish.out, old.get("holdout_out"))
+            _clear(preparation.out, old.get("holdout_out"))
         else:
             return
-    where = None if wish.holdout_out is None else str(wish.holdout_out.absolute())
+    where = None if preparation.holdout_out is None else str(preparation.holdout_out.absolute())
     write_text_atomically(path, json.dumps({**new, "holdout_out": where}))
 
 
@@ -115,37 +115,40 @@ def _refuse_other(out: Path, old: dict[str, Any], new: dict[str, Any], what: str
             )
 
 
-def finished_set(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> Report:
+def finished_set(preparation: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> Report:
     """The report of a set that was finished before, if it is the one asked for."""
-    manifest = read_manifest(wish.out)
+    manifest = read_manifest(preparation.out)
     old = {
         "inputs": [source.name for source in manifest.sources],
         "tokenizer": manifest.tokenizer.sha256,
         "eos": manifest.tokenizer.eos_id,
         **manifest.settings.model_dump(),
     }
-    new = _identity(wish, [file.name for file in files], tokenizer.sha256, tokenizer.eos_id)
-    _refuse_other(wish.out, old, new, "holds a set prepared")
+    new = _identity(preparation, [file.name for file in files], tokenizer.sha256, tokenizer.eos_id)
+    _refuse_other(preparation.out, old, new, "holds a set prepared")
     for file, source in zip(files, manifest.sources, strict=True):
         if file.bytes != source.bytes:
             how = f"{source.bytes} to {file.bytes} bytes"
-        elif _touched_since(file, wish.out / NAME) and _checksum(file) != source.xxh3_128:
+        elif _touched_since(file, preparation.out / NAME) and _checksum(file) != source.xxh3_128:
             how = "other bytes"
         else:
             continue
         raise UserError(
             file.location,
             None,
-            f"has changed since {wish.out} was prepared ({how}); give another --out",
+            f"has changed since {preparation.out} was prepared ({how}); give another --out",
         )
-    shutil.rmtree(wish.out / WORK, ignore_errors=True)
-    report = Report(str(wish.out), len(files), reused_files=len(files))
-    parts = [manifest, *([read_manifest(wish.holdout_out)] if wish.holdout_out else [])]
+    shutil.rmtree(preparation.out / WORK, ignore_errors=True)
+    report = Report(str(preparation.out), len(files), reused_files=len(files))
+    parts = [
+        manifest,
+        *([read_manifest(preparation.holdout_out)] if preparation.holdout_out else []),
+    ]
     report.documents = sum(part.documents for part in parts)
     report.tokens = sum(part.tokens for part in parts)
     report.characters = sum(part.characters for part in parts)
     report.characters_per_token = report.characters / max(report.tokens, 1)
-    if wish.holdout_out:
+    if preparation.holdout_out:
         report.holdout_documents, report.holdout_tokens = parts[1].documents, parts[1].tokens
     skipped: Counter[str] = Counter()
     for source in manifest.sources:
@@ -154,13 +157,15 @@ def finished_set(wish: Preparation, files: list[InputFile], tokenizer: Tokenizer
     return report
 
 
-def finished_records(wish: Preparation, files: list[InputFile]) -> Iterator[tuple[int, FileRecord]]:
+def finished_records(
+    preparation: Preparation, files: list[InputFile]
+) -> Iterator[tuple[int, FileRecord]]:
     """Records of earlier attempts whose inputs are still the same.
 
     Raises: UserError where an input has changed.
     """
     for number, file in enumerate(files):
-        path = record_path(wish.out, number)
+        path = record_path(preparation.out, number)
         try:
             record = FileRecord.model_validate_json(path.read_bytes())
         except FileNotFoundError:

@@ -26,7 +26,7 @@ _LAUNCHERS = frozenset(
 )
 
 
-class Minders:
+class LauncherWatch:
     """The launchers above this rank, and the supervisor: by their processes on this host.
 
     `folder`: where the supervisor gives signs of life, by which ranks of other hosts know it.
@@ -42,12 +42,12 @@ class Minders:
         """Whether a launcher, or the supervisor on this host, has ended."""
         self._seeks_supervisor = True
         self._sign: float | None = None  # when the supervisor gave its last one
-        self._unminded_seconds = 0.0
+        self._silent_seconds = 0.0
 
     @property
-    def lost(self) -> bool:
+    def is_orphaned(self) -> bool:
         """Whether nobody minds this rank any more."""
-        return self.launcher_ended or self._unminded_seconds > SUPERVISOR_SECONDS
+        return self.launcher_ended or self._silent_seconds > SUPERVISOR_SECONDS
 
     def look(self, seconds: float) -> None:
         """Look at them. `seconds`: since the last look.
@@ -56,9 +56,9 @@ class Minders:
         """
         sign = heartbeats.written_at(self._folder / heartbeats.SUPERVISOR_FILE)
         if sign is not None and sign == self._sign:
-            self._unminded_seconds += seconds
+            self._silent_seconds += seconds
         else:
-            self._sign, self._unminded_seconds = sign, 0.0
+            self._sign, self._silent_seconds = sign, 0.0
         if self._seeks_supervisor and sign is not None:
             # Between it and ranks that ssh has started stands no parent that they could watch.
             if pid := heartbeats.supervisor_here(self._folder):
