@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgt_ds.config import RunConfig, shipped_config, load_run_config
+from sgt_ds.config import RunConfig, load_run_config, shipped_config
 from sgt_ds.errors import UserError
 
 RANKS = 2
