@@ -25,7 +25,7 @@ def test_bench_prints_more_than_one_document_or_other_flops() -> None:
     rows = {(row["case"], row["entropy"]): row for row in document["rows"]}
     assert len(rows) == 5
     assert rows["vanilla", False]["time_ratio"] == 1.0
-    # DESIGN: one loop of one head costs 24·d·d_h + 12·N·d_h; three layers, two passes, two heads.
+    # One loop of one head costs 24·d·d_h + 12·N·d_h; three layers, two passes, two heads.
     model = PRESETS["tiny"]
     size = model.head_size
     added = 12 * (24 * model.hidden_size * size + 12 * 32 * size)

@@ -55,7 +55,7 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
 
     vanilla, looped = document["runs"]
     base = vanilla_flops_per_token(MODEL, LENGTH)
-    # DESIGN: one loop of one head costs 24·d·d_h + 12·N·d_h; three layers, two passes, two heads.
+    # One loop of one head costs 24·d·d_h + 12·N·d_h; three layers, two passes, two heads.
     size = MODEL.head_size
     added = 12 * (24 * MODEL.hidden_size * size + 12 * LENGTH * size)
     assert (vanilla["flops_per_token"], looped["flops_per_token"]) == (base, base + added)

@@ -288,7 +288,6 @@ def test_generate_prints_one_document_and_the_seed_decides(
     ("arguments", "told"),
     [
         (["--prompt", "a", "--top-p", "0"], "--top-p"),
-        (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["--prompt", "a", "--stream", "--json"], "--json"),
         (["--prompts", "no/such/file"], "no/such/file"),
     ],
@@ -299,6 +298,16 @@ def test_bad_usage_is_one_line(
     assert main(["generate", str(export), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
+
+
+def test_no_tokens_to_generate_is_refused_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "no/such/export", "--prompt", "a", "--max-new-tokens", "0"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--max-new-tokens: '0' is not a whole number from 1" in line
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from sgt_ds import cli
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "sgt_ds"
 
-GROUND_FLOOR = {"errors", "files", "memory", "ports", "progress"}
+GROUND_FLOOR = {"errors", "files", "lazy", "memory", "ports", "progress"}
 BELOW_TRAINING = {
     *("config", "growth", "flops", "model", "data", "telemetry", "checkpoints", "evaluation"),
 }
@@ -38,7 +38,6 @@ ROOMS: dict[str, set[str]] = {
     "launch": {"config", "telemetry", "checkpoints"},
     "inference": {"config", "growth", "flops", "model", "checkpoints", "evaluation"},
     "report": {"config", "growth", "flops", "telemetry"},
-    "analysis": {"model", "evaluation", "inference", "report"},
 }
 EVERYTHING = {*ROOMS, "cli", "demo"}
 ALLOWED = {
@@ -53,7 +52,7 @@ ALLOWED = {
 # Rooms that know Θ and what follows from it, and nothing else of growth.
 KNOW_STATE_ONLY = {"model", "telemetry", "checkpoints"}
 STATE_NAMES = {"State", "Loop", "Scope", "Passes", "passes_at", "is_narrow", "VANILLA"}
-IGNORED = {"build", "dist", "runs", "shared", "__pycache__"}
+IGNORED = {"build", "dist", "runs", "__pycache__"}
 
 
 class Arrow:

@@ -6,7 +6,7 @@ others read a folder and do not, so that commands start quickly.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sgt_ds.checkpoints.manifest import MANIFEST_NAME, STATE_NAME, Manifest, read_manifest
 from sgt_ds.checkpoints.reading import being_read
@@ -27,6 +27,7 @@ from sgt_ds.checkpoints.store import (
     resolve,
     verify,
 )
+from sgt_ds.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sgt_ds.checkpoints.agreement import SaveFailed
@@ -70,22 +71,12 @@ __all__ = [
     "verify",
 ]
 
-_NEEDS_TORCH = {
-    "SaveFailed": "agreement",
-    "load": "loading",
-    "load_weights_only": "loading",
-    "newest_good_for_all": "loading",
-    "load_payload": "payload",
-    "Saved": "saving",
-    "Saver": "saving",
-    "save": "saving",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first asked for."""
-    import importlib
-
-    if name not in _NEEDS_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "agreement": ("SaveFailed",),
+        "loading": ("load", "load_weights_only", "newest_good_for_all"),
+        "payload": ("load_payload",),
+        "saving": ("Saved", "Saver", "save"),
+    },
+)

@@ -34,9 +34,9 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0 success, 1 a failed run, 2 bad usage or input."""
-    parser = Parser(prog="sgt-ds", description=__doc__)
-    parser.description = (
-        "Pre-train LLaMA-style models with DeepSpeed, and grow them while they train."
+    parser = Parser(
+        prog="sgt-ds",
+        description="Pre-train LLaMA-style models with DeepSpeed, and grow them while they train.",
     )
     parser.add_argument("--version", action="version", version=f"sgt-ds {__version__}")
     commands = parser.add_subparsers(

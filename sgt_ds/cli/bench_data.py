@@ -16,9 +16,15 @@ def register(group: Subparsers[Parser]) -> None:
         "sgt-ds bench data --json",
         data,
     )
-    parser.add_argument("--tokens", type=_many, default=1 << 25, help="of the set that is read")
-    parser.add_argument("--shards", type=_many, default=10_000, help="of the set that is opened")
-    parser.add_argument("--rounds", type=_many, default=5, help="rounds of all cases in turn")
+    parser.add_argument(
+        "--tokens", type=whole_number(1 << 20), default=1 << 25, help="of the set that is read"
+    )
+    parser.add_argument(
+        "--shards", type=whole_number(1), default=10_000, help="of the set that is opened"
+    )
+    parser.add_argument(
+        "--rounds", type=whole_number(1), default=5, help="rounds of all cases in turn"
+    )
     parser.add_argument(
         "--ranks", type=whole_number(1, 256), default=1, help="whose share one process loads"
     )
@@ -29,9 +35,8 @@ def data(options: argparse.Namespace) -> None:
     """Measure and print."""
     from sgt_ds.data import bench_data
 
-    least = 1 << 20
     bench = bench_data(
-        tokens=max(options.tokens, least),
+        tokens=options.tokens,
         shards=options.shards,
         rounds=options.rounds,
         ranks=options.ranks,
@@ -62,10 +67,3 @@ def data(options: argparse.Namespace) -> None:
         f"{opening['process_memory_bytes'] / 1e6:.0f} MB in all; a sequence of each: "
         f"{opening['read_each_shard_seconds']:.2f} s"
     )
-
-
-def _many(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0 (got '{text}')")
-    return value

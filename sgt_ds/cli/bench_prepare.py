@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
-from sgt_ds.errors import UserError
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -22,7 +21,7 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--tokenizer", type=Path, required=True, metavar="FILE", help="as prepare's"
     )
-    parser.add_argument("--workers", type=whole_number(1), default=2, help="processes beside one")
+    parser.add_argument("--workers", type=whole_number(2), default=2, help="processes beside one")
     parser.add_argument(
         "--rounds", type=whole_number(1), default=5, help="rounds of all cases in turn"
     )
@@ -40,8 +39,6 @@ def prepare(options: argparse.Namespace) -> None:
     """Measure and print."""
     from sgt_ds.data import bench_prepare
 
-    if options.workers < 2:
-        raise UserError("--workers", None, "is compared with one: give 2 or more")
     bench = bench_prepare(
         options.inputs,
         options.tokenizer,

@@ -77,9 +77,9 @@ def _register_prepare(group: Subparsers[Parser]) -> None:
     add("--bos", action="store_true", help="put a BOS before each document too")
     add("--special-tokens", action="store_true",
         help="read special tokens spelt in a text as such (default: they are text)")  # fmt: skip
-    add("--max-document-bytes", type=whole_number(), default=4_000_000, metavar="B",
+    add("--max-document-bytes", type=whole_number(1), default=4_000_000, metavar="B",
         help="larger documents are damage (default: 4 MB; a tokenizer needs ~100 times this)")  # fmt: skip
-    add("--shard-tokens", type=whole_number(), default=1 << 28, metavar="N",
+    add("--shard-tokens", type=whole_number(1), default=1 << 28, metavar="N",
         help="start a new shard after so many tokens of a file (default: 2^28)")  # fmt: skip
     add("--on-error", choices=("stop", "skip"), default="stop",
         help="at a damaged document or file: stop (default), or skip and list it")  # fmt: skip
@@ -93,15 +93,8 @@ def prepare_set(options: argparse.Namespace) -> None:
     from sgt_ds.data import Preparation, prepare
     from sgt_ds.errors import UserError
 
-    for flag, value, good in (
-        ("--workers", options.workers, options.workers >= 0),
-        ("--holdout", options.holdout, 0 <= options.holdout < 1),
-        ("--max-document-bytes", options.max_document_bytes, options.max_document_bytes > 0),
-        ("--shard-tokens", options.shard_tokens, options.shard_tokens > 0),
-        ("--max-bad-fraction", options.max_bad_fraction, 0 <= options.max_bad_fraction <= 1),
-    ):
-        if not good:
-            raise UserError(flag, None, f"{value} is out of range; see sgt-ds data prepare --help")
+    if options.holdout == 1:
+        raise UserError("--holdout", None, "leaves no document to train on; give less than 1")
     report = prepare(
         Preparation(
             inputs=tuple(options.inputs),

@@ -34,7 +34,7 @@ def register(commands: Subparsers[Parser]) -> None:
     )
     parser.add_argument(
         "--max-new-tokens",
-        type=whole_number(0, 10**6),
+        type=whole_number(1, 10**6),
         default=64,
         metavar="N",
         help="of one prompt",
@@ -75,10 +75,6 @@ def run(options: argparse.Namespace) -> None:
     """Load, complete, print."""
     if options.stream and options.json:
         raise UserError("--stream", None, "does not go with --json; choose one")
-    if options.batch_size < 1:
-        raise UserError(
-            "--batch-size", None, f"{options.batch_size} is out of range; give 1 or more"
-        )
     prompts = options.prompt if options.prompt is not None else _read_prompts(options.prompts)
     from sgt_ds.inference import Sampling, TextGenerator, usable_device
 

@@ -38,7 +38,7 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def show_targets(options: argparse.Namespace) -> None:
     """Write the targets."""
-    from sgt_ds.config import RunLayout, load_run_config
+    from sgt_ds.config import RunLayout, TelemetryConfig, load_run_config
     from sgt_ds.errors import UserError
     from sgt_ds.files import write_text_atomically
     from sgt_ds.launch import parse_hostfile
@@ -46,7 +46,7 @@ def show_targets(options: argparse.Namespace) -> None:
 
     hosts = [(host.name, host.slots) for host in parse_hostfile(options.hostfile)]
     layout = RunLayout(Path(options.run))
-    name, port = options.run, 9400
+    name, port = options.run, TelemetryConfig().port
     if not name.strip() or not name.isprintable():
         raise UserError("--run", None, "is empty or holds control characters; give a run's name")
     if "/" in name and not layout.config.exists():

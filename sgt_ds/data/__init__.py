@@ -15,7 +15,6 @@ from sgt_ds.data.rows import read_rows, read_texts
 from sgt_ds.data.token_set import (
     TokenSet,
     check_data,
-    check_tokenizer_file,
     open_token_set,
 )
 from sgt_ds.data.tokenizer_training import TrainedTokenizer, train_tokenizer
@@ -41,7 +40,6 @@ __all__ = [
     "check_first",
     "check_set",
     "check_shards",
-    "check_tokenizer_file",
     "inspect",
     "is_remote",
     "is_remote_set",

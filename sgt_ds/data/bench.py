@@ -24,6 +24,7 @@ from sgt_ds.data.datatrove_baseline import datatrove_preparation
 from sgt_ds.data.file_work import WORK, FileHandler, FileRecord, Job, Task, Worker
 from sgt_ds.data.inputs import HashingReader, expand_inputs
 from sgt_ds.data.pool import Handler, run_processes
+from sgt_ds.data.preparation import SHARD_TOKENS
 from sgt_ds.data.readers import MAX_DOCUMENT_BYTES, Document, read_documents
 from sgt_ds.data.tokenizers import Tokenizer
 from sgt_ds.errors import UserError
@@ -242,7 +243,7 @@ def _job(out: Path, tokenizer: Tokenizer) -> Job:
         bos=False,
         special_tokens=False,
         max_document_bytes=MAX_DOCUMENT_BYTES,
-        shard_tokens=1 << 28,
+        shard_tokens=SHARD_TOKENS,
         holdout=0.0,
         on_error="stop",
         out=out,

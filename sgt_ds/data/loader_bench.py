@@ -26,6 +26,7 @@ from sgt_ds.config import DataSource
 from sgt_ds.data.loader import Loader
 from sgt_ds.data.manifest import Manifest, Settings, ShardEntry, TokenizerEntry, write_manifest
 from sgt_ds.data.permutation import Permutation
+from sgt_ds.data.preparation import SHARD_TOKENS
 from sgt_ds.data.shards import Shard, write_shard
 
 VOCABULARY = 50280
@@ -258,7 +259,7 @@ def _finish(directory: Path, paths: Sequence[Path], digests: Sequence[str]) -> N
             bos=False,
             special_tokens=False,
             max_document_bytes=4_000_000,
-            shard_tokens=1 << 28,
+            shard_tokens=SHARD_TOKENS,
             holdout=0.0,
             part="train",
         ),

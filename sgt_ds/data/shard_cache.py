@@ -26,7 +26,7 @@ from sgt_ds.data.remote import RemoteStream, remote_state
 from sgt_ds.errors import UserError
 from sgt_ds.files import atomic_writer
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 # Files that are fetched or checked at a time, ahead of need.
 FETCHES = 8

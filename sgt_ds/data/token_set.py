@@ -22,7 +22,7 @@ from sgt_ds.data.shard_cache import ShardCache, cache_root
 from sgt_ds.data.shards import REMEDY, Shard
 from sgt_ds.errors import UserError, in_field
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 # Mapped shards are kept up to this many, over all open sets: the kernel allows a process about
 # 65,000 mappings, and each holds a file descriptor, of which others need this many.
@@ -332,14 +332,3 @@ def check_same_tokenizer(sets: list[TokenSet]) -> None:
                 f"{token_set.tokenizer_sha256[:12]}… is not that of {sets[0].name} "
                 f"({sets[0].tokenizer_sha256[:12]}…); prepare both with one tokenizer",
             )
-
-
-def check_tokenizer_file(token_set: TokenSet, sha256: str, tokenizer: Path) -> None:
-    """Raises: UserError where the set was made by another tokenizer than the file `tokenizer`."""
-    if token_set.tokenizer_sha256 != sha256:
-        raise UserError(
-            tokenizer,
-            "sha256",
-            f"{sha256[:12]}… is not the tokenizer of {token_set.name} "
-            f"({token_set.tokenizer_sha256[:12]}…); use {token_set.tokenizer_file}",
-        )

@@ -5,11 +5,11 @@ Loaded part by part when first asked for: naming a task needs no torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sgt_ds.evaluation.items import METRICS, RULES, Item, Metric, Rule
 from sgt_ds.evaluation.tasks import TASKS, Task, find_tasks
+from sgt_ds.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sgt_ds.evaluation.comparison import Comparison, compare
@@ -29,18 +29,6 @@ if TYPE_CHECKING:
     from sgt_ds.evaluation.streams import Stream, set_streams, streams_of
     from sgt_ds.evaluation.suite import BATCH_TOKENS, Suite
 
-_ROOMS = {
-    "comparison": ("Comparison", "compare"),
-    "encoding": ("Encoder", "TrainingEncoder"),
-    "named": ("check_evaluation", "named_tasks"),
-    "perplexity": ("Perplexity", "PerplexityProbe"),
-    "results": ("ItemResult", "Score", "TaskResult", "check_writable", "read_items", "write_items"),
-    "scoring": ("Logits",),
-    "sources": ("HUB", "Questions", "load_questions"),
-    "streams": ("Stream", "set_streams", "streams_of"),
-    "suite": ("BATCH_TOKENS", "Suite"),
-}
-_LATER = {name: module for module, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "BATCH_TOKENS",
@@ -76,9 +64,24 @@ __all__ = [
     "write_items",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first asked for."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "comparison": ("Comparison", "compare"),
+        "encoding": ("Encoder", "TrainingEncoder"),
+        "named": ("check_evaluation", "named_tasks"),
+        "perplexity": ("Perplexity", "PerplexityProbe"),
+        "results": (
+            "ItemResult",
+            "Score",
+            "TaskResult",
+            "check_writable",
+            "read_items",
+            "write_items",
+        ),
+        "scoring": ("Logits",),
+        "sources": ("HUB", "Questions", "load_questions"),
+        "streams": ("Stream", "set_streams", "streams_of"),
+        "suite": ("BATCH_TOKENS", "Suite"),
+    },
+)

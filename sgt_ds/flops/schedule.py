@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from sgt_ds.config import GrowthConfig, ModelConfig
-from sgt_ds.errors import UserError
 from sgt_ds.growth import (
     Decision,
     Entropy,
@@ -25,6 +24,7 @@ from sgt_ds.growth import (
     Policy,
     State,
     build_policy,
+    check_shape,
     check_whole,
     decisions,
     passes_at,
@@ -119,14 +119,7 @@ def from_journal(
                 continue
             if line.step > steps:
                 continue
-            found = (len(line.entropy), len(line.entropy[0]))
-            if found != (model.num_layers, model.num_heads):
-                raise UserError(
-                    path,
-                    None,
-                    f"has {found[0]} layers × {found[1]} heads, not {model.num_layers} × "
-                    f"{model.num_heads}; name the journal of a model of this shape",
-                )
+            check_shape(path, line, model)
             reached = line.step
             yield line
 

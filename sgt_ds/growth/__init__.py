@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sgt_ds.growth.compare import Comparison, Divergence, compare
 from sgt_ds.growth.decision import (
@@ -24,6 +24,8 @@ from sgt_ds.growth.lines import (
     DecisionLine,
     Header,
     Line,
+    check_shape,
+    find_journal,
     journal_in,
     read_journal,
 )
@@ -32,6 +34,7 @@ from sgt_ds.growth.replay import change_as_json, check_whole, decisions, first_g
 from sgt_ds.growth.requests import request_freeze
 from sgt_ds.growth.state import VANILLA, Loop, Scope, State
 from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
+from sgt_ds.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sgt_ds.growth.controller import GrowthController
@@ -63,9 +66,11 @@ __all__ = [
     "build_policy",
     "change_as_json",
     "check_method",
+    "check_shape",
     "check_whole",
     "compare",
     "decisions",
+    "find_journal",
     "first_gap",
     "is_narrow",
     "journal_header",
@@ -80,10 +85,9 @@ __all__ = [
     "settled_growth",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "GrowthController":
-        from sgt_ds.growth.controller import GrowthController
-
-        return GrowthController
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "controller": ("GrowthController",),
+    },
+)

@@ -35,7 +35,7 @@ from sgt_ds.growth.statistics import (
     rows_to_json,
 )
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 class _Queued(NamedTuple):

@@ -23,7 +23,7 @@ from sgt_ds.growth.layers import layers_of_journal
 from sgt_ds.growth.lines import FORMAT, find_journal, read_journal
 from sgt_ds.growth.statistics import Measurement, rows_to_json
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 def settled_growth(config: RunConfig, journal: Path) -> GrowthConfig:

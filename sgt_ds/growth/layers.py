@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgt_ds.config import FromJournal, GrowthConfig, ModelConfig
 from sgt_ds.errors import UserError
-from sgt_ds.growth.lines import journal_in, read_journal
+from sgt_ds.growth.lines import check_shape, journal_in, read_journal
 from sgt_ds.growth.ranking import rank_layers
 from sgt_ds.growth.statistics import EntropyAverage, Measurement
 
@@ -50,10 +50,7 @@ def layers_of_journal(
         if line.step > source.step:
             break
         nearest = line.step
-        found = (len(line.entropy), len(line.entropy[0]))
-        if found != (model.num_layers, model.num_heads):
-            message = f"has {found[0]} layers × {found[1]} heads, not {model.num_layers} × {model.num_heads}"
-            raise UserError(path, None, f"{message}; name the journal of a model of this shape")
+        check_shape(path, line, model)
         entropy = average.update(line)
         if line.step < source.step:
             continue

@@ -53,6 +53,18 @@ class DecisionLine:
 Line = Measurement | DecisionLine
 
 
+def check_shape(path: Path, line: Measurement, model: ModelConfig) -> None:
+    """Raises: UserError where a line of the journal `path` is of a model of another shape."""
+    found = (len(line.entropy), len(line.entropy[0]))
+    if found != (model.num_layers, model.num_heads):
+        raise UserError(
+            path,
+            None,
+            f"has {found[0]} layers × {found[1]} heads, not {model.num_layers} × "
+            f"{model.num_heads}; name the journal of a model of this shape",
+        )
+
+
 def journal_in(run: Path) -> Path:
     """The journal of a run directory; a path to a file is taken as it is. Raises: UserError."""
     if not run.is_dir():

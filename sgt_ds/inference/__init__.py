@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sgt_ds.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sgt_ds.inference.bench import InferenceRow, InferenceSetting, bench_inference
@@ -29,25 +31,14 @@ __all__ = [
     "usable_device",
 ]
 
-_ROOMS = {
-    "Completion": "generation",
-    "InferenceRow": "bench",
-    "InferenceSetting": "bench",
-    "bench_inference": "bench",
-    "Sampling": "generation",
-    "ScoredModel": "scored",
-    "TextGenerator": "generation",
-    "convert": "conversion",
-    "import_model": "importing",
-    "load_scored_model": "scored",
-    "usable_device": "device",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import what needs torch and transformers when it is first asked for."""
-    import importlib
-
-    if name not in _ROOMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "bench": ("InferenceRow", "InferenceSetting", "bench_inference"),
+        "conversion": ("convert",),
+        "device": ("usable_device",),
+        "generation": ("Completion", "Sampling", "TextGenerator"),
+        "importing": ("import_model",),
+        "scored": ("ScoredModel", "load_scored_model"),
+    },
+)

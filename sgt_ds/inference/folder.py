@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sgt_ds.errors import UserError
+from sgt_ds.inference.weights import DTYPES
 
 LOADING_FAULTS = (
     *(OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError),
@@ -19,6 +20,21 @@ LOADING_FAULTS = (
 # Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown kind.
 _OF_ANOTHER_KIND = (ValueError, KeyError, AttributeError)
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "*.model")
+
+
+def quiet_transformers() -> None:
+    """No progress bars and no advice: what is wrong is said in one line, by this package."""
+    from transformers.utils import logging as verbosity
+
+    verbosity.set_verbosity_error()
+    verbosity.disable_progress_bar()
+
+
+def loading_dtype(device: torch.device, dtype: str | None) -> torch.dtype | str:
+    """`dtype` by its short name; by default the folder's own, on a CPU float32: halves are slow."""
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else "auto"
+    return DTYPES[dtype]
 
 
 def cannot_be_loaded(directory: Path, error: Exception) -> UserError:

@@ -18,7 +18,13 @@ import torch
 
 from sgt_ds.errors import UserError
 from sgt_ds.inference.device import usable_device
-from sgt_ds.inference.folder import LOADING_FAULTS, cannot_be_loaded, load_tokenizer
+from sgt_ds.inference.folder import (
+    LOADING_FAULTS,
+    cannot_be_loaded,
+    load_tokenizer,
+    loading_dtype,
+    quiet_transformers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -90,12 +96,9 @@ class TextGenerator:
         self.device = usable_device(device)
         kind = _model_class(directory)
         from transformers import PreTrainedTokenizerFast
-        from transformers.utils import logging as chatter
 
-        chatter.set_verbosity_error()
-        chatter.disable_progress_bar()
-        half = self.device.type == "cpu" and dtype is None
-        wanted: Any = torch.float32 if half else _DTYPES.get(dtype or "", "auto")
+        quiet_transformers()
+        wanted = loading_dtype(self.device, dtype)
         try:
             loaded = kind.from_pretrained(directory, dtype=wanted, use_safetensors=True)
             self.model: Any = loaded.to(self.device).eval()
@@ -191,9 +194,6 @@ class TextGenerator:
         if cuts:
             text, finish = text[: min(cuts)], "stop"
         return Completion(prompt, text, len(prompt_ids), len(ids), finish, round(seconds, 4))
-
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def _model_class(directory: Path) -> Any:

@@ -25,6 +25,7 @@ from sgt_ds.checkpoints import seal_start
 from sgt_ds.config import ModelConfig, in_plain_words
 from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count
+from sgt_ds.inference.folder import quiet_transformers
 from sgt_ds.inference.weights import (
     INDEX_NAME,
     cast,
@@ -188,7 +189,6 @@ def _read_config(directory: Path) -> Any:
     if values.get("quantization_config"):
         raise UserError(path, "quantization_config", "is set; import the original weights")
     from transformers import LlamaConfig
-    from transformers.utils import logging as chatter
 
     inner = values.get("rope_parameters") or {}
     theta = values.get("rope_theta")
@@ -196,7 +196,7 @@ def _read_config(directory: Path) -> Any:
         raise UserError(
             path, "rope_theta", f"is {theta!r} here and {inner['rope_theta']!r} in rope_parameters"
         )
-    chatter.set_verbosity_error()  # what is wrong is said in one line, here
+    quiet_transformers()
     try:
         return LlamaConfig.from_dict(values)
     except Exception as error:  # its validation raises classes of its own

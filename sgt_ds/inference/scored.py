@@ -19,13 +19,19 @@ from sgt_ds.checkpoints import being_read
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation import Encoder, Logits, TrainingEncoder
 from sgt_ds.inference.device import usable_device
-from sgt_ds.inference.folder import LOADING_FAULTS, cannot_be_loaded, load_tokenizer
+from sgt_ds.inference.folder import (
+    LOADING_FAULTS,
+    cannot_be_loaded,
+    load_tokenizer,
+    loading_dtype,
+    quiet_transformers,
+)
 from sgt_ds.inference.source import find_checkpoint, read_source, verify_source
 from sgt_ds.inference.tokenizer import check_tokenizer
+from sgt_ds.inference.weights import DTYPES
 from sgt_ds.inference.zero import MasterWeights
 from sgt_ds.model import Transformer, loop_inputs
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Names under which a folder keeps a plain `tokenizers` file.
 _PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
@@ -91,17 +97,14 @@ class _FolderEncoder:
 
 def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> ScoredModel:
     from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.utils import logging as chatter
 
-    chatter.set_verbosity_error()
-    chatter.disable_progress_bar()
+    quiet_transformers()
     kind: Any = AutoModelForCausalLM
     if _read_json(directory / "config.json").get("model_type") == "sgt":
         from sgt_ds.inference.hf.modeling_sgt import SgtForCausalLM
 
         kind = SgtForCausalLM
-    on_cpu = device.type == "cpu" and dtype is None
-    wanted: Any = torch.float32 if on_cpu else DTYPES.get(dtype or "", "auto")
+    wanted = loading_dtype(device, dtype)
     plain: Any = AutoTokenizer
     if (directory / "tokenizer_config.json").is_file():
         named = _read_json(directory / "tokenizer_config.json").get("tokenizer_class")

@@ -11,7 +11,6 @@ from sgt_ds.launch.bench_launch import (
 from sgt_ds.launch.checks import check_build_locks, check_compiler, check_launch, fork_step
 from sgt_ds.launch.command import (
     DEFAULT_MASTER_PORT,
-    LAUNCHERS,
     Launcher,
     Target,
     deepspeed_command,
@@ -52,7 +51,6 @@ from sgt_ds.launch.watch import launch_name
 __all__ = [
     "DEFAULT_MASTER_PORT",
     "GRADIENT_BYTES",
-    "LAUNCHERS",
     "RUN_ID_VARIABLE",
     "Forecast",
     "Host",

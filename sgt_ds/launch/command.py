@@ -14,7 +14,6 @@ from sgt_ds.errors import UserError
 from sgt_ds.launch.hostfile import Host, world_size
 
 Launcher = Literal["pdsh", "openmpi"]
-LAUNCHERS: tuple[Launcher, ...] = ("pdsh", "openmpi")
 
 # Where hosts that can't ask each other meet by default.
 DEFAULT_MASTER_PORT = 29500

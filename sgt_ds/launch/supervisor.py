@@ -49,7 +49,7 @@ from sgt_ds.telemetry import write_outcome
 POLL_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 60.0
 
-BAD_INPUT = 2
+BAD_INPUT = UserError.exit_code
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ def block(
     every loop, within each document; the tables are then by sequence too. `fp8`: products with
     weights in float8, but for passes in the heads' own space. Returns the new `x` and, with
     `measure`, the entropy sums of the main pass, float64 (heads, 3) as in `entropy_sums`.
-    DESIGN: H(0) = H + Attn(H), H(k) = H(k−1) + Σ over the looping heads of Attn_i(H(k−1)), then the
-    FFN; a loop of scope `block` re-applies attention and FFN together. Paper, eq. 5 to 7.
+    Paper, eq. 5 to 7: H(0) = H + Attn(H), H(k) = H(k−1) + Σ over the looping heads of
+    Attn_i(H(k−1)), then the FFN; a loop of scope `block` re-applies attention and FFN together.
     """
     norm, qkv, output = weights.attention_norm, weights.qkv, weights.output
     added, query, key = attention(x, norm, qkv, output, cos, sin, eps, documents, fp8)

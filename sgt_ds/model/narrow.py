@@ -35,7 +35,7 @@ def narrow_loop(
     passes. The square and what the heads give add up in at least float32. As exact as pass by pass
     where a pass changes the stream by a small part of it; the more of it a pass takes away, the more
     of the rounding of what was there stays: of one half 1.5 times the error, of nine tenths 8 times.
-    DESIGN: H(k); paper, eq. 5 to 7.
+    Paper, eq. 5 to 7: H(k).
     """
     width, precise = x.shape[-1], torch.promote_types(x.dtype, torch.float32)
     _, heads, head_size, _ = qkv.shape

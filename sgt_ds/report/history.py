@@ -20,7 +20,7 @@ from sgt_ds.growth import (
     Measurement,
     State,
     build_policy,
-    journal_in,
+    find_journal,
     read_journal,
 )
 from sgt_ds.report.rows import Row, add_row, is_count, number, read_objects
@@ -176,14 +176,14 @@ def read_history(run_dir: Path, name: str | None = None) -> RunHistory:
     layout = RunLayout(run_dir)
     if not run_dir.is_dir():
         raise UserError(run_dir, None, "is no run directory; give the run_dir of a run")
-    if not layout.metrics.exists() and not _has_journal(run_dir):
+    journal = _begun_journal(run_dir)
+    if not layout.metrics.exists() and journal is None:
         message = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
         raise UserError(run_dir, None, message)
     rows: list[Row] = []
     for row in read_objects(layout.metrics):
         add_row(rows, row)
     updates = [_update(layout.metrics, row) for row in rows if "loss" in row]
-    journal = journal_in(run_dir) if _has_journal(run_dir) else None
     header, entropies, initial, decisions = _read_growth(journal)
     return RunHistory(
         name=name or run_dir.resolve().name,
@@ -206,10 +206,10 @@ def read_history(run_dir: Path, name: str | None = None) -> RunHistory:
     )
 
 
-def _has_journal(run_dir: Path) -> bool:
-    """Whether growth was journalled; a file that is still empty tells nothing yet."""
-    files = (run_dir / "growth.jsonl", run_dir / "growth.jsonl.zst")
-    return any(file.exists() and file.stat().st_size for file in files)
+def _begun_journal(run_dir: Path) -> Path | None:
+    """The run's journal; None where there is none, or one that is still empty."""
+    found = find_journal(run_dir)
+    return found if found is not None and found.stat().st_size else None
 
 
 def _update(path: Path, row: Row) -> Update:

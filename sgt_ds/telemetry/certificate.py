@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sgt_ds.errors import UserError
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 class Certificate:

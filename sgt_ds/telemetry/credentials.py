@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from sgt_ds.errors import UserError
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 class Credentials:

@@ -35,7 +35,7 @@ from sgt_ds.telemetry.snapshot import (
 from sgt_ds.telemetry.targets import TargetGroup
 from sgt_ds.telemetry.trackers import Tracker
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 # Scrapes within this time share one rendering, so that many scrapers cost as much as one.
 RENDERING_LASTS_SECONDS = 0.2

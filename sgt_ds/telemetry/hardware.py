@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 SAMPLE_EVERY_SECONDS = 5.0
 OLD_AFTER_SECONDS = 60.0

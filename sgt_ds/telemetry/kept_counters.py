@@ -10,7 +10,7 @@ from pathlib import Path
 from sgt_ds.files import write_text_atomically
 from sgt_ds.telemetry.snapshot import Counters
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 class KeptCounters:

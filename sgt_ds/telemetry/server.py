@@ -28,7 +28,7 @@ from sgt_ds.telemetry.credentials import Credentials
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 CONNECTION_TIMEOUT_SECONDS = 10.0
 MAX_CONNECTIONS = 256

@@ -20,7 +20,7 @@ from sgt_ds.telemetry.metric import Kind
 from sgt_ds.telemetry.metrics import BY_NAME
 from sgt_ds.telemetry.snapshot import Snapshot, counters_of, families
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 # Log intervals that a writer may lag behind before rows are dropped.
 MAX_WAITING = 64

@@ -5,8 +5,9 @@ Loaded part by part when first asked for: the bench needs no DeepSpeed.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sgt_ds.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sgt_ds.training.bench import Row, Setting, bench_as_json, bench_step
@@ -43,32 +44,18 @@ __all__ = [
     "run",
 ]
 
-_NEEDS_TORCH = {
-    "ExporterBench": "exporter_bench",
-    "Heartbeat": "heartbeat",
-    "Ranks": "engine",
-    "RolledBack": "rollback",
-    "Roofline": "roofline",
-    "Row": "bench",
-    "SavingBench": "saving_bench",
-    "Setting": "bench",
-    "Trainer": "trainer",
-    "bench_as_json": "bench",
-    "bench_exporter": "exporter_bench",
-    "bench_saving": "saving_bench",
-    "bench_step": "bench",
-    "build_trainer": "build",
-    "join_ranks": "engine",
-    "leave_ranks": "engine",
-    "lost_peers_told": "lost_peers",
-    "measure_roofline": "roofline",
-    "roll_back": "rollback",
-    "run": "build",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first asked for."""
-    if name not in _NEEDS_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "bench": ("Row", "Setting", "bench_as_json", "bench_step"),
+        "build": ("build_trainer", "run"),
+        "engine": ("Ranks", "join_ranks", "leave_ranks"),
+        "exporter_bench": ("ExporterBench", "bench_exporter"),
+        "heartbeat": ("Heartbeat",),
+        "lost_peers": ("lost_peers_told",),
+        "rollback": ("RolledBack", "roll_back"),
+        "roofline": ("Roofline", "measure_roofline"),
+        "saving_bench": ("SavingBench", "bench_saving"),
+        "trainer": ("Trainer",),
+    },
+)

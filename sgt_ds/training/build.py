@@ -40,7 +40,7 @@ from sgt_ds.training.telemetry import start_telemetry
 from sgt_ds.training.trainer import Trainer
 from sgt_ds.training.validation import ValidationLoss
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 def run(

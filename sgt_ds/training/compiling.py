@@ -32,7 +32,7 @@ from sgt_ds.errors import UserError
 from sgt_ds.files import atomic_writer, take_lock
 from sgt_ds.training.engine import Ranks
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 _TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 # Triton's kernels lie in torch's graphs as well.

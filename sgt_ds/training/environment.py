@@ -22,7 +22,7 @@ from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.telemetry import remove_outcome
 from sgt_ds.training.engine import Ranks
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 # What decides the numbers; a report tells them.
 LIBRARIES = ("deepspeed", "numpy", "transformers")

@@ -34,7 +34,7 @@ from sgt_ds.model import LoopInputs
 from sgt_ds.training.engine import Ranks
 from sgt_ds.training.heartbeat import Heartbeat
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 Scores = dict[str, dict[str, float]]
 """By task or text, then by metric."""

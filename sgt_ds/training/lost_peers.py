@@ -21,7 +21,7 @@ _SIGNS_OF_LOSS = (
     *("collective operation timeout", "application timeout", "wait timeout"),
 )
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 @contextmanager

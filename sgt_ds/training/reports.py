@@ -10,7 +10,7 @@ from sgt_ds.progress import duration
 from sgt_ds.telemetry import Exporter, StepRecord
 from sgt_ds.training.run_directory import MetricsFile
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 class Reports:

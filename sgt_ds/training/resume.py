@@ -13,7 +13,7 @@ from sgt_ds.errors import UserError
 from sgt_ds.training.engine import Ranks
 from sgt_ds.training.trainer import Trainer
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool) -> None:

@@ -14,7 +14,7 @@ from sgt_ds.data import TokenSet
 from sgt_ds.telemetry import Exporter
 from sgt_ds.training.engine import Ranks
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 class RunCheckpoints:

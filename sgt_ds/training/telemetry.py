@@ -25,7 +25,7 @@ from sgt_ds.telemetry import (
 )
 from sgt_ds.training.engine import Ranks
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 
 def start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:

@@ -32,7 +32,7 @@ from sgt_ds.training.speed import Speed
 from sgt_ds.training.totals import StepTotals
 from sgt_ds.training.validation import ValidationLoss
 
-log = logging.getLogger("sgt_ds")
+log = logging.getLogger(__name__)
 
 # How long the exporter stays up at the end for a scraper that has not yet read it.
 LAST_SCRAPE_SECONDS = 5.0
