@@ -115,7 +115,7 @@ BAD_USE = {
     "more heads than there are": (["--heads", "3"], "--heads: 3 exceeds the model's 2"),
     "no loop": (["--k-max", "0"], "--k-max: must be above 0 (got 0)"),
     "excluded layer that is none": (["--exclude-layers", "9"], "--exclude-layers: layer 9"),
-    "average of the past alone": (["--ema", "1"], "--ema: "),
+    "average of the past alone": (["--ema", "1"], "--entropy-ema: "),
     "unknown method": (["--method", "stg"], "--method: 'stg' is unknown; did you mean 'sgt'"),
     "no number": (["--interval", "often"], "argument --interval: 'often' is not a whole number"),
 }

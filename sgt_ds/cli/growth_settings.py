@@ -14,20 +14,11 @@ if TYPE_CHECKING:
     from sgt_ds.config import GrowthConfig, ModelConfig
     from sgt_ds.growth import Line, Policy
 
-# Flags that override a journal's settings -> keys of `growth`.
-_OVERRIDES = {
-    "k_max": "k_max",
-    "layers": "layers",
-    "heads": "heads",
-    "loops": "loops",
-    "t_start": "t_start",
-    "interval": "interval",
-    "direction": "direction",
-    "exclude_layers": "exclude_layers",
-    "ema": "entropy_ema",
-    "entry": "entry",
-    "freeze_at": "freeze_at",
-}
+# Keys of `growth` that a flag of the same name overrides.
+_KEYS = (
+    *("k_max", "layers", "heads", "loops", "t_start", "interval", "direction", "exclude_layers"),
+    *("entropy_ema", "entry", "freeze_at"),
+)
 # Plain lines bring no settings at all.
 _NEEDED = ("k_max", "layers", "heads", "t_start", "interval")
 
@@ -63,6 +54,7 @@ def add_settings(parser: Parser) -> None:
         help="layers that never loop, as 0 or 0,1 (plain lines: 0)",
     )
     parser.add_argument(
+        "--entropy-ema",
         "--ema",
         type=real_number(0, 1),
         help="weight of the past in the entropies' average (plain lines: 0)",
@@ -95,11 +87,7 @@ def policy_of(
 
     path = journal_in(file)
     header, lines = read_journal(path)
-    given = {
-        key: getattr(options, flag)
-        for flag, key in _OVERRIDES.items()
-        if getattr(options, flag) is not None
-    }
+    given = {key: value for key in _KEYS if (value := getattr(options, key)) is not None}
     if "exclude_layers" in given:
         given["exclude_layers"] = [layer for part in given["exclude_layers"] for layer in part]
     if header is not None:
@@ -120,8 +108,7 @@ def policy_of(
     needed = _NEEDED if method == "sgt" else ("layers", "t_start", "interval")
     for flag in needed:
         if getattr(options, flag) is None:
-            name = "--" + flag.replace("_", "-")
-            raise UserError(path, name, "is needed: plain lines bring no settings; give it")
+            raise UserError(path, _flag(flag), "is needed: plain lines bring no settings; give it")
     model = _model_of_shape(len(first.entropy), len(first.entropy[0]))
     keys = _given_keys(options, given)
     policy, settings = _build(path, method, {"entropy_ema": 0.0, **given}, model, keys)
@@ -167,8 +154,7 @@ def _build(
 
 def _flag(key: str) -> str:
     """The flag behind a key of `growth`."""
-    flags = {owned: flag for flag, owned in _OVERRIDES.items()}
-    return "--" + flags.get(key.partition(".")[0], key).replace("_", "-")
+    return "--" + key.partition(".")[0].replace("_", "-")
 
 
 def _model_of_shape(layers: int, heads: int) -> ModelConfig:
