@@ -20,9 +20,9 @@ SMALL += ["--prompt", "8", "--generate", "4"]
 def test_a_case_that_is_not_timed_or_not_beside_vanilla(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*SMALL, "--batch", "1", "2", "--json"]) == 0
+    cases = ["vanilla", "sgt:1", "sgt:3", "block_loop:1"]
+    assert main([*SMALL, "--variants", *cases[1:], "--batch", "1", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    cases = ["vanilla", "sgt, K = 1", "sgt, K = 2", "sgt, K = 3", "block loop"]
     rows = document["rows"]
     assert [(r["case"], r["batch"]) for r in rows] == [(c, b) for b in (1, 2) for c in cases]
     for row in rows:
@@ -47,7 +47,7 @@ def test_what_is_timed_is_not_what_generate_says(device: str) -> None:
     )
     setting = InferenceSetting(
         shape,
-        k_max=1,
+        variants=("sgt:1", "attention_loop:1", "block_loop:2"),
         layers=1,
         heads=1,
         prompt=4,
@@ -75,7 +75,9 @@ def test_what_is_timed_is_not_what_generate_says(device: str) -> None:
         assert torch.equal(torch.cat([runner.ids, *told], dim=1), said), name
 
 
-@pytest.mark.parametrize("flags", [["--heads", "9"], ["--layers", "7"], ["--batch", "0"]])
+@pytest.mark.parametrize(
+    "flags", [["--heads", "9"], ["--layers", "7"], ["--batch", "0"], ["--variants", "sgt:0"]]
+)
 def test_bad_usage_is_one_line(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main([*SMALL, *flags])

@@ -24,12 +24,19 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "inference",
-        "Time prefill and decode of exports: vanilla, SGT with each depth, block loop, in turns.",
+        "Time prefill and decode of exports: vanilla beside loops, in turns.",
         "sgt-ds bench inference --preset 573m --dtype bf16 --device cuda",
         inference,
     )
     parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
-    parser.add_argument("--k-max", type=whole_number(1, 16), default=3, help="largest depth of SGT")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=["sgt:1", "sgt:2", "sgt:3", "block_loop:1"],
+        metavar="V",
+        help="beside vanilla: sgt:K, attention_loop:K, block_loop:K (default: sgt:1 sgt:2 sgt:3 "
+        "block_loop:1)",
+    )
     parser.add_argument("--layers", type=whole_number(1), default=3, help="that loop, the deepest")
     parser.add_argument("--heads", type=whole_number(1), default=2, help="that loop, of SGT")
     parser.add_argument(
@@ -72,7 +79,7 @@ def inference(options: argparse.Namespace) -> None:
     compiled = device == "cuda" if options.mode == "auto" else options.mode == "compiled"
     setting = InferenceSetting(
         model=PRESETS[options.preset],
-        k_max=options.k_max,
+        variants=tuple(options.variants),
         layers=options.layers,
         heads=options.heads,
         batches=tuple(options.batch),

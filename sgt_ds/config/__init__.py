@@ -43,6 +43,7 @@ from sgt_ds.config.run_directory import (
 from sgt_ds.config.shipped import shipped_config
 from sgt_ds.config.start import check_start
 from sgt_ds.config.suggestions import nearest
+from sgt_ds.config.variants import parse_variant
 
 __all__ = [
     "PRESETS",
@@ -77,6 +78,7 @@ __all__ = [
     "in_plain_words",
     "load_run_config",
     "nearest",
+    "parse_variant",
     "precision_of",
     "prepare_run_directory",
     "read_deepspeed_json",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sgt_ds.config import ModelConfig
+from sgt_ds.config import ModelConfig, parse_variant
 from sgt_ds.errors import UserError
 
 # Two graphs a case, a batch and a kind of pass; dynamo's own 8 would fall back to eager.
@@ -35,8 +35,8 @@ class InferenceSetting:
     """What is timed, and where."""
 
     model: ModelConfig
-    k_max: int = 3
-    """SGT is timed with 1 to this many passes after the main one."""
+    variants: tuple[str, ...] = ("vanilla", "sgt:1", "sgt:2", "sgt:3", "block_loop:1")
+    """`vanilla`, to which all are compared, and METHOD:K with K passes after the main one."""
     layers: int = 3
     """Looping layers: the deepest."""
     heads: int = 2
@@ -57,17 +57,18 @@ class InferenceSetting:
     """Times that every case has its turn."""
 
     def loops(self) -> dict[str, dict[str, Any]]:
-        """`loops` of an export, by case."""
-        last = self.model.num_layers
-        chosen = range(last - self.layers, last)
-        heads = list(range(self.heads))
-        cases: dict[str, dict[str, Any]] = {"vanilla": {}}
-        for depth in range(1, self.k_max + 1):
-            loop = {"depth": depth, "heads": heads, "scope": "attention"}
-            cases[f"sgt, K = {depth}"] = {str(layer): loop for layer in chosen}
-        block = {"depth": 1, "heads": None, "scope": "block"}
-        cases["block loop"] = {str(layer): block for layer in chosen}
-        return cases
+        """`loops` of an export, by variant. Raises: UserError where a variant is unknown."""
+        chosen = range(self.model.num_layers - self.layers, self.model.num_layers)
+        found: dict[str, dict[str, Any]] = {}
+        for name in ("vanilla", *self.variants):
+            method, depth = parse_variant(name)
+            loop = {
+                "depth": depth,
+                "heads": list(range(self.heads)) if method == "sgt" else None,
+                "scope": "block" if method == "block_loop" else "attention",
+            }
+            found[name] = {str(layer): loop for layer in chosen} if depth else {}
+        return found
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def bench_inference(
 ) -> list[InferenceRow]:
     """Time all cases. `on_row` hears of each row when it is known.
 
-    Raises: UserError where the shape has too few layers or heads.
+    Raises: UserError where the shape has too few layers or heads, or a variant is unknown.
     """
     if setting.layers > setting.model.num_layers:
         raise UserError("--layers", None, f"the model has {setting.model.num_layers}; give fewer")

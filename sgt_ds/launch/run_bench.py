@@ -19,8 +19,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sgt_ds.config import RunConfig, RunLayout
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.config import RunConfig, RunLayout, parse_variant
+from sgt_ds.errors import SgtError
 from sgt_ds.launch.bench_launch import launch_one, make_scratch, path_override
 from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
@@ -116,19 +116,9 @@ def variant(text: str, num_layers: int, heads: int) -> Variant:
     `sgt:K` is what such a run ends as: the three deepest layers, `heads` heads, K passes each.
     Raises: UserError.
     """
-    method, _, loops = text.partition(":")
-    if text == "vanilla":
+    method, loops = parse_variant(text)
+    if method == "vanilla":
         return Variant(text, ("method=vanilla",))
-    if (
-        method not in ("sgt", "attention_loop", "block_loop")
-        or not loops.isdecimal()
-        or loops == "0"
-    ):
-        raise UserError(
-            "--variants",
-            None,
-            f"'{text}' is none of vanilla, sgt:K, attention_loop:K, block_loop:K",
-        )
     layers = [layer for layer in range(num_layers - 3, num_layers) if layer > 0]
     listed = (f"growth.layers={layers}", f"growth.loops={loops}", "growth.entry=none")
     if method != "sgt":
