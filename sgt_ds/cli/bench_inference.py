@@ -116,7 +116,7 @@ def inference(options: argparse.Namespace) -> None:
 def _print_row(row: InferenceRow) -> None:
     low, high = row.decode_ratio_quartiles
     print(
-        f"batch {row.batch}  {row.case:<12} prefill {row.prefill_tokens_per_second:>10,.0f} "
+        f"batch {row.batch}  {row.case:<18} prefill {row.prefill_tokens_per_second:>10,.0f} "
         f"tokens/s ×{row.prefill_ratio:.3f}   decode {row.decode_tokens_per_second:>8,.0f} "
         f"tokens/s ×{row.decode_ratio:.3f} ({low:.3f}–{high:.3f})",
         flush=True,
