@@ -8,6 +8,7 @@ bytes then (200 kB where it is left out);
 {"no_memory": {"rank"}}: no page of that rank's copy of a checkpoint is to be had;
 {"no_rotation": true}: what would remove old checkpoints fails;
 {"slow_disk": seconds}: every file of a checkpoint is written that late;
+{"slow_updates": {"seconds"}}: every update takes that much longer;
 {"slow_journal": {"seconds"}}: the disk takes that long for the first decision;
 {"stop": {"rank", "place"}}: that rank is stopped (SIGSTOP) in the first "save", "data" or "end";
 {"lingers": rank}: that rank never joins.
@@ -20,6 +21,7 @@ import json
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +53,7 @@ def main(arguments: list[str]) -> int:
             raise UserError(directory, None, "no such folder of checkpoints")
 
         retention.rotate = refuse  # type: ignore[assignment]
-    if str(faults.get("lingers")) == os.environ["RANK"]:
+    if str(faults.get("lingers")) == os.environ.get("RANK", "0"):
         training.join_ranks = lambda timeout: signal.pause()  # type: ignore[attr-defined]
     restore = build.restore
 
@@ -146,6 +148,18 @@ def no_memory(trainer: Any, rank: int) -> None:
         Snapshots._bytes = refuse  # type: ignore[method-assign]
 
 
+def slow_updates(trainer: Any, seconds: float) -> None:
+    """Long enough for a test to look in between."""
+    train_step = trainer.train_step
+
+    def slowly() -> bool:
+        time.sleep(seconds)
+        applied: bool = train_step()
+        return applied
+
+    trainer.train_step = slowly
+
+
 def slow_journal(trainer: Any, seconds: float) -> None:
     """Rank 0 waits for its disk, once."""
     journal = trainer.growth.journal
@@ -199,5 +213,10 @@ FAULTS: dict[str, Callable[..., None]] = {
     "full_disk": full_disk,
     "no_memory": no_memory,
     "slow_journal": slow_journal,
+    "slow_updates": slow_updates,
     "stop": stop,
 }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

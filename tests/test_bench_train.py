@@ -135,7 +135,7 @@ def test_scaling_measures_one_of_weak_and_strong_alone(tmp_path: Path) -> None:
 @pytest.mark.launcher
 def test_a_bench_that_is_stopped_loses_its_runs_or_leaves_one_behind(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
-    words = ("--variants", "vanilla", "attention_loop:1", "--updates", "2", "--scratch", scratch)
+    words = ("--variants", "vanilla", "attention_loop:1", "--intervals", "40", "--scratch", scratch)
     with subprocess.Popen(
         [sys.executable, "-m", "sgt_ds", "bench", "train", run_file(tmp_path), *words, "--json"],
         env=environment(),

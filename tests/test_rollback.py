@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from sgt_ds.cli import main
 from sgt_ds.config import RunLayout
 from sgt_ds.files import truncate
 from sgt_ds.report import read_history
+from sgt_ds.telemetry import read_outcome
 from sgt_ds.training import rollback
 from sgt_ds.training.run_directory import only_trainer
 
@@ -74,6 +77,9 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     assert metrics.startswith(layout.metrics.read_bytes())
     assert (runs.last_step(run), read_history(run).last_step) == (12, 12)
     assert [line.decision.step for line in read_history(run).decisions][-1] <= 12
+    outcome = read_outcome(layout.control)
+    assert outcome is not None
+    assert outcome.reason == "rolled back to step 12"
     none_left = "nothing is left to set aside"
     assert (
         f"{none_left}: the run has not come to step 13" in roll_back(capsys, run, "--to", "13")[1]
@@ -81,11 +87,15 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     assert f"{none_left}\n" in roll_back(capsys, run, "--to", "12")[1]
     assert [folder.name for folder in layout.set_aside.iterdir()] == ["001"]
 
+    slowed = json.dumps({"slow_updates": {"seconds": 0.3}})
     process = subprocess.Popen(
-        runs.single(file), env=runs.environment(), start_new_session=True, stdout=subprocess.DEVNULL
+        [sys.executable, runs.ROOT / "tests" / "faulty.py", slowed, file],
+        env=runs.environment(),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
     )
     try:
-        # The old rows go when it resumes; it is held in the middle, however quick it is.
+        # The old rows go when it resumes; it is held in the middle.
         while not 12 < runs.last_step(run) < 20:
             assert process.poll() is None
             time.sleep(0.02)
@@ -119,6 +129,9 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     assert runs.last_step(run) == 12
     assert steps(layout.set_aside / "002") == [18, 20]
     runs.run_to_end(runs.single(file))
+    outcome = read_outcome(layout.control)
+    assert outcome is not None
+    assert (outcome.status, outcome.reason) == (0, "ended at step 20 of 20")
     assert runs.losses(run) == losses
     assert layout.journal.read_bytes() == journal
     assert runs.check_replay(run) == decisions
@@ -129,6 +142,10 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     layout.journal.rename(tmp_path / "lost.jsonl")
     told = runs.run_to_end(runs.single(file))
     assert f"{layout.journal} was not there, and begins anew at step 20: " in told
+    capsys.readouterr()
+    assert main(["growth", "what-if", str(run), "--k-max", "1"]) == 2
+    assert "lines are missing" in capsys.readouterr().err
+    layout.journal.unlink()  # such a one does not replay
 
 
 def test_a_rollback_of_something_else_or_of_a_run_that_lives(

@@ -56,7 +56,7 @@ def test_training_goes_on_changing_what_is_still_being_written(
     """The disk is slower than an update: a save of every step must hold that step's numbers."""
     told = {}
     for name, background, fault in (
-        ("beside", True, {"slow_disk": 0.1}),
+        ("beside", True, {"slow_disk": 0.5}),
         ("at-once", False, {}),
         ("no-memory", True, {"no_memory": {"rank": 1}, "no_rotation": True}),
     ):

@@ -60,7 +60,9 @@ def rollback(options: argparse.Namespace) -> None:
         )
         return
     print(f"{run} resumes from step {done.step}: {done.checkpoint}")
-    if done.set_aside is None:
+    if done.set_aside is None and done.cut:
+        print("an earlier rollback had set aside what came later; journal and metrics are cut now")
+    elif done.set_aside is None:
         beyond = f": the run has not come to step {options.to}" if options.to > done.step else ""
         print(f"nothing is left to set aside{beyond}")
     else:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sgt_ds.config import GrowthConfig, ModelConfig
 from sgt_ds.errors import StateMismatch
-from sgt_ds.growth.decision import OPERATOR, Decision, Phase, freeze
+from sgt_ds.growth.decision import OPERATOR, Decision, Phase, freeze, stall
 from sgt_ds.growth.entry import Passes, passes_at
 from sgt_ds.growth.journal import Journal
 from sgt_ds.growth.policy import Policy
@@ -270,6 +270,11 @@ class GrowthController:
         """
         self.load_state_dict(values)
         self.state, self._frozen_from = self.policy.initial_state(), None
+
+    def note_lost_journal(self, step: int, flops: int) -> None:
+        """Journal Θ where the journal begins anew: whoever reads it sees that lines are missing."""
+        phase = self.phase(step)
+        self._note(stall(step, "journal: begins anew here", self.state, phase), flops)
 
     @property
     def _rank(self) -> int:

@@ -217,8 +217,9 @@ def kept_part(path: Path, step: int, *, frozen: bool = True) -> tuple[int, bool]
     with path.open("rb") as stream:
         for text in stream:
             values = _values(text)
-            is_past = values.get("type") != "header" and values.get("step", -1) > step
-            is_undone = not frozen and _is_request(values) and values.get("step") == step
+            at = values.get("step")
+            is_past = values.get("type") != "header" and isinstance(at, int) and at > step
+            is_undone = not frozen and _is_request(values) and at == step
             beyond = beyond or is_past or is_undone
             if beyond:
                 thaws = thaws or _is_request(values)
@@ -251,6 +252,6 @@ def _values(text: bytes) -> dict[str, Any]:
     """The object of one line; empty where it is none."""
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}

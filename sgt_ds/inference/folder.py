@@ -12,11 +12,6 @@ from safetensors import SafetensorError, safe_open
 from sgt_ds.errors import UserError
 from sgt_ds.inference.weights import DTYPES
 
-LOADING_FAULTS = (
-    *(OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError),
-    SafetensorError,
-)
-"""What `transformers` raises of a folder that it can't load."""
 # Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown kind.
 _OF_ANOTHER_KIND = (ValueError, KeyError, AttributeError)
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "*.model")

@@ -19,7 +19,6 @@ import torch
 from sgt_ds.errors import UserError
 from sgt_ds.inference.device import usable_device
 from sgt_ds.inference.folder import (
-    LOADING_FAULTS,
     cannot_be_loaded,
     load_tokenizer,
     loading_dtype,
@@ -102,7 +101,7 @@ class TextGenerator:
         try:
             loaded = kind.from_pretrained(directory, dtype=wanted, use_safetensors=True)
             self.model: Any = loaded.to(self.device).eval()
-        except LOADING_FAULTS as error:
+        except Exception as error:  # of transformers, its hub, torch and safetensors
             raise cannot_be_loaded(directory, error) from None
         # Not AutoTokenizer: it would ask on the terminal whether to run the folder's own code.
         self.tokenizer: Any = load_tokenizer(PreTrainedTokenizerFast, directory)

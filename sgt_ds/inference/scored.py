@@ -20,7 +20,6 @@ from sgt_ds.errors import UserError
 from sgt_ds.evaluation import Encoder, Logits, TrainingEncoder
 from sgt_ds.inference.device import usable_device
 from sgt_ds.inference.folder import (
-    LOADING_FAULTS,
     cannot_be_loaded,
     load_tokenizer,
     loading_dtype,
@@ -115,7 +114,7 @@ def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> Sc
             directory, dtype=wanted, use_safetensors=True, trust_remote_code=False
         )
         model = loaded.to(device).eval()
-    except LOADING_FAULTS as error:
+    except Exception as error:  # of transformers, its hub, torch and safetensors
         raise cannot_be_loaded(directory, error) from None
     tokenizer = load_tokenizer(plain, directory, trust_remote_code=False)
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters

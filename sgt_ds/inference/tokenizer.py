@@ -102,6 +102,8 @@ def check_tokenizer(path: Path, source: Source) -> None:
     else:
         size = _size(given)
         fault = "" if ids in (None, size) else f"has {size:,} ids, not {ids:,}"
+        if own is not None and path.resolve() == own.resolve():
+            fault = fault or "is not the same file"  # its words are gone, but its digest is known
         remedy = "give `sgt-ds convert --tokenizer` a copy of that one"
     if fault:
         raise UserError(
@@ -130,10 +132,10 @@ def _read(path: Path) -> Any:
     if _is_json(path):
         try:
             tokenizer = Tokenizer.from_file(str(path))
+            if tokenizer.encode("a").ids != tokenizer.encode("a", add_special_tokens=False).ids:
+                tokenizer.post_processor = None
         except Exception as error:  # `tokenizers` raises no narrower class
             raise UserError(path, "tokenizer", f"is no tokenizer ({error}); give another") from None
-        if tokenizer.encode("a").ids != tokenizer.encode("a", add_special_tokens=False).ids:
-            tokenizer.post_processor = None
     else:
         tokenizer = tokenizer_of(path)
     tokenizer.no_truncation()

@@ -224,8 +224,10 @@ def _run_once(
 
 def _ranks_words(target: Target) -> str:
     """Which ranks this launch starts, in words."""
-    hosts = target.own_hosts if target.node_rank is not None else target.hosts
-    where = "this machine" if target.local or len(hosts) == 1 else f"{len(hosts)} hosts"
+    hosts = target.own_hosts if target.node_rank is not None else list(target.hosts)
+    where = f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0].name
+    if target.local or target.node_rank is not None or hosts == target.own_hosts:
+        where = "this machine"
     ranks = world_size(hosts)
     return f"{ranks} rank{'s' if ranks > 1 else ''} on {where}"
 

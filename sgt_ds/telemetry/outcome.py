@@ -36,7 +36,7 @@ def read_outcome(control: Path) -> Outcome | None:
     try:
         values = json.loads(path.read_text("utf-8"))
         return Outcome(int(values["status"]), str(values["reason"]), path.stat().st_mtime)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -70,6 +70,7 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
             journal.path,
             trainer.clock.step,
         )
+        growth.note_lost_journal(trainer.clock.step, trainer.flops.total)
     log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)
 
 

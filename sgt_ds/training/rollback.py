@@ -26,7 +26,7 @@ class RolledBack:
 
     `checkpoint`: where the run goes on; `frozen_from`: the step from which its growth is frozen, if
     it is. `thawed`: whether an operator's freeze came later, and is taken back with its request.
-    `moved`: the later checkpoints, where they lie now.
+    `moved`: the later checkpoints, where they lie now. `cut`: whether journal or metrics were cut.
     """
 
     step: int
@@ -35,6 +35,7 @@ class RolledBack:
     thawed: bool
     set_aside: Path | None
     moved: tuple[Path, ...]
+    cut: bool
 
 
 def roll_back(run_dir: Path, step: int) -> RolledBack:
@@ -68,16 +69,20 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
             raise UserError(
                 run_dir, None, f"cannot be rolled back ({error.strerror}); free the disk, try again"
             ) from None
-    return RolledBack(kept.step, kept.path, frozen_from, thawed, aside, tuple(moved))
+    return RolledBack(kept.step, kept.path, frozen_from, thawed, aside, tuple(moved), bool(cuts))
 
 
 def uncut_metrics(layout: RunLayout) -> Path:
     """The metrics of all that was trained: what a rollback set aside, until more is written."""
-    aside = _newest_folder(layout.set_aside)
-    if aside is None or not layout.metrics.exists():
-        return layout.metrics
-    copy = aside / layout.metrics.name
-    return copy if _begins_with(copy, layout.metrics) else layout.metrics
+    furthest = layout.metrics
+    if not furthest.exists():
+        return furthest
+    # Of rollbacks in a row, each one's copy is what the one before left.
+    for _, folder in sorted(_folders(layout.set_aside).items(), reverse=True):
+        if not _begins_with(folder / furthest.name, furthest):
+            break
+        furthest = folder / furthest.name
+    return furthest
 
 
 def _cuts(layout: RunLayout, step: int, *, frozen: bool) -> tuple[dict[Path, int], bool]:
