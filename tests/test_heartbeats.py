@@ -200,8 +200,8 @@ def test_a_wait_within_a_part_that_may_last_is_a_hang(tmp_path: Path) -> None:
 def test_a_launch_in_the_place_of_one_that_hung_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / heartbeats.HANG_FILE).write_text("of an earlier launch\n")
     os.utime(tmp_path / heartbeats.HANG_FILE, (time.time() - 100, time.time() - 100))
-    process = rank(tmp_path, 0, "wait")
-    time.sleep(1.5)  # longer than between two looks, shorter than the limit
+    process = rank(tmp_path, 0, "wait", limit=30)
+    time.sleep(2.5)  # longer than between two looks, shorter than the limit
     assert process.poll() is None
     process.communicate("go on\n", timeout=60)
     assert process.returncode == 0
