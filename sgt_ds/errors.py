@@ -47,6 +47,10 @@ class UserError(SgtError):
         # As raised in another process: an exception pickles as its message alone.
         return type(self), (self.file, self.field, self.message), {"everywhere": self.everywhere}
 
+    def on_all_ranks(self) -> UserError:
+        """The same mistake, for every rank to raise."""
+        return UserError(self.file, self.field, self.message, everywhere=True)
+
 
 @contextmanager
 def in_field(field: str) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or absent: saved by all ranks, verified before use, rotated.
 
-`Saver`, `save`, `load`, `load_weights_only` and `newest_good_for_all` are collective and need torch; the
-others read a folder and do not, so that commands start quickly.
+`Saver`, `save`, `load`, `load_weights_only`, `newest_good_for_all` and `from_first` are collective
+and need torch; the others read a folder and do not, so that commands start quickly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sgt_ds.checkpoints.store import (
 )
 
 if TYPE_CHECKING:
-    from sgt_ds.checkpoints.agreement import SaveFailed
+    from sgt_ds.checkpoints.agreement import SaveFailed, from_first
     from sgt_ds.checkpoints.loading import load, load_weights_only, newest_good_for_all
     from sgt_ds.checkpoints.payload import load_payload
     from sgt_ds.checkpoints.saving import Saved, Saver, save
@@ -49,6 +49,7 @@ __all__ = [
     "bytes_to_verify",
     "checkpoint_until",
     "folder_name",
+    "from_first",
     "list_checkpoints",
     "load",
     "load_payload",
@@ -72,6 +73,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "SaveFailed": "agreement",
+    "from_first": "agreement",
     "load": "loading",
     "load_weights_only": "loading",
     "newest_good_for_all": "loading",

@@ -19,6 +19,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
 
+from sgt_ds.checkpoints import from_first
 from sgt_ds.config import OptimizerConfig, RunConfig, resolve_deepspeed
 from sgt_ds.errors import UserError
 from sgt_ds.training.network import adopt_mpirun, choose_gloo_interface
@@ -70,17 +71,7 @@ class Ranks:
 
         Raises: rank 0's UserError, on all ranks.
         """
-        box: list[Any] = [None, None]
-        if self.is_main:
-            try:
-                box[0] = action()
-            except UserError as error:
-                box[1] = (error.file, error.field, error.message)
-        dist.broadcast_object_list(box, src=0, group=self.host_group)
-        if box[1] is not None:
-            raise UserError(*box[1], everywhere=True)
-        answer: Answer = box[0]
-        return answer
+        return from_first(action, self.host_group)
 
 
 def join_ranks(timeout_seconds: float) -> Ranks:
