@@ -64,7 +64,7 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
             check_architecture(config, config_file, path)
     _check_steps(config, config_file)
     # Once saved, a run needs its start no more.
-    if config.init is not None and not any(RunLayout(config.run_dir).checkpoints.glob("step-*")):
+    if config.init is not None and not RunLayout(config.run_dir).has_checkpoints():
         check_start(config.init)
     check_build_locks()
     check_hosts(config, target)
@@ -117,7 +117,7 @@ def check_hosts(config: RunConfig, target: Target) -> None:
 
 def fork_step(config: RunConfig) -> int:
     """The update after which a fork begins; 0 for another run, or one that has checkpoints."""
-    if config.fork is None or any(RunLayout(config.run_dir).checkpoints.glob("step-*")):
+    if config.fork is None or RunLayout(config.run_dir).has_checkpoints():
         return 0
     step = read_state(config.fork).get("step")
     return step if isinstance(step, int) else 0

@@ -159,7 +159,7 @@ def _model(config: RunConfig, ranks: Ranks, layout: RunLayout) -> Transformer:
         fp8=training.fp8,
     )
     # Once saved, a run needs its start no more.
-    if config.init is not None and not any(layout.checkpoints.glob("step-*")):
+    if config.init is not None and not layout.has_checkpoints():
         path = config.init
         load_start(model, ranks.from_main(lambda: checked_start(path, config.model)))
         log.info("weights of %s", path)
