@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sgt_ds.config import Entry, ModelConfig
+from sgt_ds.config import Entry, ModelConfig, OptimizerConfig
 from sgt_ds.flops import loop_flops_per_token, parameter_count, vanilla_flops_per_token
 from sgt_ds.growth import Loop, Passes, Scope, State, passes_at
 from sgt_ds.memory import peak_resident_bytes, reset_peak_resident
 from sgt_ds.model import LoopInputs, Transformer, loop_inputs
 from sgt_ds.progress import Progress
+from sgt_ds.training.optimizer import build_optimizer
 
 WARM_UP_STEPS = 2
 
@@ -212,13 +213,8 @@ def _stepper(setting: Setting) -> _Stepper:
     model = Transformer(setting.model, fp8=setting.fp8).to(
         device=setting.device, dtype=setting.dtype
     )
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    norms = [weight for weight in model.parameters() if weight.dim() == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
-        lr=1e-5,
-        betas=(0.9, 0.95),
-        fused=setting.device.type == "cuda",
+    optimizer = build_optimizer(
+        model, OptimizerConfig(lr=1e-5), fused=setting.device.type == "cuda"
     )
     shape = (setting.micro_batch_size, setting.sequence_length + 1)
     generator = torch.Generator().manual_seed(0)

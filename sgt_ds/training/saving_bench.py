@@ -20,7 +20,8 @@ from sgt_ds.config import ModelConfig, OptimizerConfig
 from sgt_ds.flops import parameter_count
 from sgt_ds.model import Transformer
 from sgt_ds.progress import Progress
-from sgt_ds.training.engine import Ranks, build_optimizer, join_ranks, leave_ranks
+from sgt_ds.training.engine import Ranks, join_ranks, leave_ranks
+from sgt_ds.training.optimizer import build_optimizer
 
 TIMEOUT_SECONDS = 600.0
 
