@@ -24,6 +24,7 @@ from sgt_ds.memory import peak_resident_bytes, reset_peak_resident
 from sgt_ds.model import LoopInputs, Transformer, loop_inputs
 from sgt_ds.progress import Progress
 from sgt_ds.training.optimizer import build_optimizer
+from sgt_ds.training.timing import synchronize
 
 WARM_UP_STEPS = 2
 
@@ -108,15 +109,15 @@ class _Stepper:
         device = self.inputs.device
         self.model.compile_blocks = mode == "compiled"
         self.optimizer.zero_grad(set_to_none=True)
-        _wait_for(device)
+        synchronize(device)
         started = time.perf_counter()
         for _ in range(self.micro_batches):
             loss = self.model(self.inputs, self.targets, loops=loops, measure=measure).loss
             loss.backward()
-        _wait_for(device)
+        synchronize(device)
         middle = time.perf_counter()
         self.optimizer.step()
-        _wait_for(device)
+        synchronize(device)
         return middle - started, time.perf_counter() - started
 
 
@@ -261,11 +262,6 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, high
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _reset_peak(device: torch.device) -> None:
