@@ -15,7 +15,7 @@ from sgt_ds.config import RunConfig
 from sgt_ds.data import Loader
 from sgt_ds.flops import FlopsCounter
 from sgt_ds.growth import Decision, GrowthController
-from sgt_ds.model import loop_inputs
+from sgt_ds.model import LoopInputs, loop_inputs
 from sgt_ds.telemetry import Exporter, StepRecord
 from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, set_learning_rate
@@ -152,8 +152,7 @@ class Trainer:
         """
         started = time.perf_counter()
         clock, training = self.clock, self.config.training
-        passes = self.growth.passes(clock.step)
-        loops = loop_inputs(passes, self.ranks.device)
+        loops = self._loops()
         measure = self.growth.measures(clock.step)
         rate = learning_rate(clock.step, training.steps, self.config.optimizer)
         set_learning_rate(self.engine.optimizer.param_groups, rate)
@@ -181,7 +180,7 @@ class Trainer:
 
         tokens = training.global_batch_size * self.config.data.sequence_length
         clock.tokens += tokens
-        self.flops.add(tokens, passes)
+        self.flops.add(tokens, self.growth.passes(clock.step))
         # A finite loss can hide an inf gradient: the engine judges the reduced gradients,
         # and every rank gets the same verdict.
         if not self.engine.was_step_applied():
@@ -307,14 +306,17 @@ class Trainer:
             self._publish_rank()
 
     def _validate(self, validation: ValidationLoss) -> float:
-        loss = validation(loop_inputs(self.growth.passes(self.clock.step), self.ranks.device))
+        loss = validation(self._loops())
         self.reports.validation(self.clock.step, loss)
         return loss
 
     def _evaluate(self, evaluation: Evaluation) -> None:
-        loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
-        scores = evaluation(self.clock.step, loops)
+        scores = evaluation(self.clock.step, self._loops())
         self.reports.evaluation(self.clock.step, scores)
+
+    def _loops(self) -> dict[int, LoopInputs]:
+        """How each looping layer runs in the next update."""
+        return loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
 
     def _publish_rank(self) -> None:
         if self.telemetry is not None:
