@@ -11,7 +11,7 @@ from sgt_ds.growth.statistics import Entropy
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class DecisionClock:
     """Windows at `t_start`, `t_start + interval`, …; none from `freeze_at` on. In applied updates."""
 
     t_start: int
@@ -19,7 +19,7 @@ class Clock:
     freeze_at: int | None
 
     @classmethod
-    def of(cls, growth: GrowthConfig) -> Clock:
+    def of(cls, growth: GrowthConfig) -> DecisionClock:
         """The clock that a configuration asks for."""
         return cls(growth.t_start, growth.interval, growth.freeze_at)
 

@@ -94,8 +94,8 @@ class TextGenerator:
 
         chatter.set_verbosity_error()
         chatter.disable_progress_bar()
-        half = self.device.type == "cpu" and dtype is None
-        wanted: Any = torch.float32 if half else _DTYPES.get(dtype or "", "auto")
+        full_precision = self.device.type == "cpu" and dtype is None
+        wanted: Any = torch.float32 if full_precision else _DTYPES.get(dtype or "", "auto")
         try:
             loaded = kind.from_pretrained(directory, dtype=wanted, use_safetensors=True)
             self.model: Any = loaded.to(self.device).eval()

@@ -28,7 +28,7 @@ from sgt_ds.training.reports import Reports
 from sgt_ds.training.run_directory import MetricsFile
 from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.schedule import learning_rate
-from sgt_ds.training.speed import Speed
+from sgt_ds.training.throughput import Throughput
 from sgt_ds.training.totals import StepTotals
 from sgt_ds.training.validation import ValidationLoss
 
@@ -97,7 +97,7 @@ class Trainer:
         self.compiled = compiled
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
-        self._speed = Speed()
+        self._throughput = Throughput()
 
     def train(self) -> None:
         """Run the remaining updates, or those until a request to stop.
@@ -106,7 +106,7 @@ class Trainer:
         """
         self.checkpoints.saved_step = self.clock.step  # what was loaded needs no second save
         self.checkpoints.prepare()
-        self._speed.begin(self.clock.step, self.clock.tokens)
+        self._throughput.begin(self.clock.step, self.clock.tokens)
         end: Literal["completed", "stopped", "failed"] = "failed"
         try:
             end = self._updates()
@@ -302,7 +302,7 @@ class Trainer:
         if saves:
             self.save(validation_loss=validation_loss, wait=last)
         if validates or evaluation is not None or saves:
-            self._speed.skip(self.clock.tokens)
+            self._throughput.skip(self.clock.tokens)
             self._publish_rank()
 
     def _validate(self, validation: ValidationLoss) -> float:
@@ -360,10 +360,10 @@ class Trainer:
         with self.parts.host("growth"):
             self.growth.flush()
         self._publish_rank()
-        speed = self._speed.tokens_per_second(self.clock.tokens)
+        speed = self._throughput.tokens_per_second(self.clock.tokens)
         if self.ranks.is_main:
             record = self._record(loss, rate, seconds, speed)
-            self.reports.step(record, self._speed.step_seconds(self.clock.step))
+            self.reports.step(record, self._throughput.step_seconds(self.clock.step))
 
     def _record(self, loss: float, rate: float, seconds: float, speed: float) -> StepRecord:
         flops, entropy = self.flops, self.growth.entropy
