@@ -14,9 +14,6 @@ from sgt_ds.errors import UserError
 from sgt_ds.growth import Passes, State, passes_at
 from sgt_ds.progress import Progress
 
-# Methods whose Θ never changes: nothing enters, whatever the configuration says of entries.
-_STATIC_METHODS = frozenset({"vanilla", "block_loop", "attention_loop"})
-
 
 @dataclass(frozen=True)
 class Source:
@@ -101,7 +98,7 @@ def read_source(path: Path) -> Source:
         passes = passes_at(
             state,
             step,
-            entry="none" if method in _STATIC_METHODS else values["entry"],
+            entry=values["entry"],
             interval=int(values["interval"]),
             num_heads=model.num_heads,
         )
