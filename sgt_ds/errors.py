@@ -26,7 +26,7 @@ def _printable(text: str) -> str:
 
 
 class UserError(SgtError):
-    """A mistake in what the user gave: rendered as one line `file: field: fault and remedy`, exit 2.
+    """A mistake in what the user gave: rendered as a line `file: field: fault and remedy`, exit 2.
 
     `file`: the file (or flag, or host) at fault. `field`: the key, line or flag inside it, or None.
     `message`: what is wrong and what to do, in one line.

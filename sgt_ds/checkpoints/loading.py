@@ -171,7 +171,7 @@ def _restore(
 
 
 def _look_ahead(engine: Any, path: Path, payload: SafePayload) -> None:
-    """Read what DeepSpeed will ask for on this rank. Raises: UserError where it is of another form."""
+    """Read what DeepSpeed will ask for on this rank. Raises: UserError where that is misshapen."""
     place = str(path.parent), path.name
     try:
         module = payload.look_ahead(engine._get_ckpt_name(*place))["module"]

@@ -99,7 +99,7 @@ class _Job:
 
 @dataclass
 class _Flight:
-    """The save that is under way. `written`: this rank's files. `finishing`: all ranks have written."""
+    """The save under way. `written`: this rank's files. `finishing`: all ranks have written."""
 
     step: int
     sequence: int

@@ -320,7 +320,7 @@ class RunConfig(Section):
 
 
 def growth_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list[tuple[str, str]]:
-    """What in `growth` the method or the model's shape does not allow: pairs (key, fault and remedy).
+    """What in `growth` the method or the model's shape forbids: pairs (key, fault and remedy).
 
     Nothing is said of a method that is not known here: its policy checks what it needs.
     """

@@ -16,7 +16,8 @@ LOADING_FAULTS = (
     SafetensorError,
 )
 """What `transformers` raises of a folder that it can't load."""
-# Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown kind.
+# Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown
+# kind.
 _OF_ANOTHER_KIND = (ValueError, KeyError, AttributeError)
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "*.model")
 

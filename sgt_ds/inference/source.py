@@ -67,7 +67,7 @@ def find_checkpoint(given: Path, tag: str | None) -> Path:
 
 
 def verify_source(path: Path) -> None:
-    """Read every file of the checkpoint `path`. Raises: UserError where one is damaged or missing."""
+    """Read every file of the checkpoint. Raises: UserError where one is damaged or missing."""
     with Progress("verify", checkpoints.bytes_to_verify(path), "B") as progress:
         faults = checkpoints.verify(path, progress.advance)
         if faults:
@@ -144,7 +144,7 @@ def _heads_exist(heads: tuple[int, ...] | None, num_heads: int) -> bool:
 
 
 def exported_loops(source: Source) -> dict[str, dict[str, Any]]:
-    """`loops` of the export's config.json: Θ, and the factors of this step where a loop is entering.
+    """`loops` of the export's config.json: Θ, and this step's factors where a loop is entering.
 
     `scale` maps each head that is computed to its factors, one a pass; heads whose factor is 0 in
     every pass, and which do not stay, are left out.

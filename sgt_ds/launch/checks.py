@@ -32,8 +32,8 @@ STALE_LOCK_SECONDS = 300.0
 
 
 def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
-    """Check batch sizes, the run directory, the DeepSpeed file, address and ports, launcher, compiler,
-    build locks.
+    """Check batch sizes, the run directory, the DeepSpeed file, address and ports, launcher,
+    compiler, build locks.
 
     `config_file`: name of the YAML, for messages. Raises: UserError, the first that is found.
     """
@@ -134,7 +134,7 @@ def _check_steps(config: RunConfig, config_file: str) -> None:
 
 
 def check_architecture(config: RunConfig, config_file: str, checkpoint: Path) -> None:
-    """Raises: UserError where the weights of `checkpoint` are of another shape than the run's model."""
+    """Raises: UserError where weights of `checkpoint` have another shape than the run's model."""
     try:
         theirs = ModelConfig.model_validate(read_state(checkpoint)["model"])
     except (KeyError, ValueError):

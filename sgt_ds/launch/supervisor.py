@@ -289,7 +289,7 @@ def _wait(
     asked: StopAsked,
     grace_seconds: float,
 ) -> tuple[str, int]:
-    """Wait until the launcher has ended. Returns why it must be killed instead, or '', and a status."""
+    """Wait until the launcher has ended. Returns why it must be killed, or '', and a status."""
     asked_at: float | None = None
     seen = signals.count
     while child.poll() is None:

@@ -1,8 +1,8 @@
 """Time and memory of one training step, a method beside vanilla and beside what its FLOPs say.
 
 One process, plain torch: forward and backward of some micro-batches, AdamW, on random tokens. Knows
-no launcher, no data and no run. Every round times every case once, so that a machine that slows down
-slows them all.
+no launcher, no data and no run. Every round times every case once, so that a machine that slows
+down slows them all.
 """
 
 from __future__ import annotations

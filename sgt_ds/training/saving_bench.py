@@ -69,10 +69,10 @@ def bench_saving(
     sequence_length: int,
     scratch: Path | None,
 ) -> SavingBench:
-    """Time both ways of saving in turn, `rounds` times. The first save must be this process's first.
+    """Time both ways of saving in turn, `rounds` times. The first must be this process's first.
 
-    `threads`: torch's on the CPU. `dtype`: fp32 or bf16. `scratch`: where checkpoints are written for
-    a while; None: the system's temporary folder. Raises: SaveFailed where it is full.
+    `threads`: torch's on the CPU. `dtype`: fp32 or bf16. `scratch`: where checkpoints are written
+    for a while; None: the system's temporary folder. Raises: SaveFailed where it is full.
     """
     torch.set_num_threads(threads)
     ranks = join_ranks(TIMEOUT_SECONDS)
