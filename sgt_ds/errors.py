@@ -26,7 +26,7 @@ def _printable(text: str) -> str:
 
 
 class UserError(SgtError):
-    """A mistake in what the user gave: rendered as one line `file: field: fault and remedy`, exit 2.
+    """A mistake in what the user gave: rendered as a line `file: field: fault and remedy`, exit 2.
 
     `file`: the file (or flag, or host) at fault. `field`: the key, line or flag inside it, or None.
     `message`: what is wrong and what to do, in one line.
@@ -46,6 +46,10 @@ class UserError(SgtError):
     def __reduce__(self) -> tuple[Any, ...]:
         # As raised in another process: an exception pickles as its message alone.
         return type(self), (self.file, self.field, self.message), {"everywhere": self.everywhere}
+
+    def on_all_ranks(self) -> UserError:
+        """The same mistake, for every rank to raise."""
+        return UserError(self.file, self.field, self.message, everywhere=True)
 
 
 @contextmanager

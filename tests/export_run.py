@@ -27,9 +27,9 @@ MODEL = ModelConfig(
 )
 STEP, INTERVAL = 6, 8
 FIXED = Loop(depth=2, heads=(1, 3), scope="attention", step=0, entered=-8)
-# scenario: method, entry, Θ, ZeRO stage, precision
+# scenario: method, its policy's entry, Θ, ZeRO stage, precision
 SCENARIOS = {
-    "vanilla": ("vanilla", "decay", State(), 2, "fp32"),
+    "vanilla": ("vanilla", "none", State(), 2, "fp32"),
     "fixed": ("sgt", "decay", State({2: FIXED, 3: FIXED}), 2, "fp32"),
     "decay": (
         "sgt",
@@ -39,10 +39,10 @@ SCENARIOS = {
         "fp32",
     ),
     "ramp": ("sgt", "ramp", State({2: Loop(2, (0, 1), "attention", 0, 3)}, 2), 0, "fp32"),
-    "block": ("block_loop", "decay", State({1: Loop(2, None, "block", 0, 0)}), 2, "fp32"),
+    "block": ("block_loop", "none", State({1: Loop(2, None, "block", 0, 0)}), 2, "fp32"),
     "attention": (
         "attention_loop",
-        "ramp",
+        "none",
         State({1: Loop(1, (0, 1, 2, 3), "attention", 0, 0)}),
         2,
         "fp32",
@@ -60,8 +60,7 @@ def probe() -> torch.Tensor:
 def train(name: str, folder: Path, tokenizer: str) -> None:
     """Train, save, and write the logits of the trained model."""
     method, entry, state, stage, precision = SCENARIOS[name]
-    entering = "none" if method in ("block_loop", "attention_loop") else entry
-    passes = passes_at(state, STEP, entry=entering, interval=INTERVAL, num_heads=MODEL.num_heads)
+    passes = passes_at(state, STEP, entry=entry, interval=INTERVAL, num_heads=MODEL.num_heads)
     loops = loop_inputs(passes, torch.device("cpu"))
     module = Transformer(MODEL, seed=1)
     matrices = [p for p in module.parameters() if p.ndim > 1]

@@ -73,10 +73,7 @@ def differences(case: str, dtype: str, folder: Path) -> dict[str, float]:
     exported = AutoModelForCausalLM.from_pretrained(
         folder / "out", trust_remote_code=True, dtype=DTYPES[dtype]
     ).eval()
-    static = method in ("vanilla", "block_loop", "attention_loop")
-    passes = passes_at(
-        state, STEP, entry="none" if static else entry, interval=INTERVAL, num_heads=SHAPE.num_heads
-    )
+    passes = passes_at(state, STEP, entry=entry, interval=INTERVAL, num_heads=SHAPE.num_heads)
     loops = loop_inputs(passes, torch.device("cpu"))
     ids = torch.randint(0, SHAPE.vocab_size, (4, 48), generator=torch.Generator().manual_seed(5))
 

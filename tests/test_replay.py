@@ -361,7 +361,7 @@ def test_layers_chosen_for_another_step_are_kept_silently(
 
 TOY = '''"""Method `toy`: the named layers, one more each window, all heads."""
 
-from sgt_ds.growth.clock import Clock
+from sgt_ds.growth.clock import DecisionClock
 from sgt_ds.growth.decision import Decision
 from sgt_ds.growth.layers import given_layers
 from sgt_ds.growth.state import VANILLA, Loop
@@ -371,7 +371,7 @@ class Toy:
     entry = "none"
 
     def __init__(self, growth, model):
-        self._clock, self._layers = Clock.of(growth), given_layers(growth, model)
+        self._clock, self._layers = DecisionClock.of(growth), given_layers(growth, model)
         self._heads = tuple(range(model.num_heads))
 
     def initial_state(self):

@@ -12,7 +12,7 @@ import torch
 from runs import ROOT, run_to_end, write_data, write_run
 
 from sgt_ds.training.parts import StepParts
-from sgt_ds.training.speed import Speed
+from sgt_ds.training.throughput import Throughput
 
 
 def no_one(part: str) -> None:
@@ -46,15 +46,15 @@ def test_a_validation_or_what_an_earlier_process_did_counts_as_training(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    speed = Speed()
-    speed.begin(step=10, tokens=1000)
+    throughput = Throughput()
+    throughput.begin(step=10, tokens=1000)
     clock[0] += 4
-    assert speed.tokens_per_second(1400) == 100
+    assert throughput.tokens_per_second(1400) == 100
     clock[0] += 60  # a validation; the update before it was not reported
-    speed.skip(1500)
+    throughput.skip(1500)
     clock[0] += 1
-    assert speed.tokens_per_second(1600) == 100
-    assert speed.step_seconds(15) == 13, "the ETA has room for validations"
+    assert throughput.tokens_per_second(1600) == 100
+    assert throughput.step_seconds(15) == 13, "the ETA has room for validations"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

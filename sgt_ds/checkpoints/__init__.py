@@ -1,7 +1,7 @@
 """Checkpoints that are whole or absent: saved by all ranks, verified before use, rotated.
 
-`Saver`, `save`, `load`, `load_weights_only` and `newest_good_for_all` are collective and need torch; the
-others read a folder and do not, so that commands start quickly.
+`Saver`, `save`, `load`, `load_weights_only`, `newest_good_for_all` and `from_first` are collective
+and need torch; the others read a folder and do not, so that commands start quickly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sgt_ds.checkpoints.store import (
 from sgt_ds.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sgt_ds.checkpoints.agreement import SaveFailed
+    from sgt_ds.checkpoints.agreement import SaveFailed, from_first
     from sgt_ds.checkpoints.loading import load, load_weights_only, newest_good_for_all
     from sgt_ds.checkpoints.payload import load_payload
     from sgt_ds.checkpoints.saving import Saved, Saver, save
@@ -50,6 +50,7 @@ __all__ = [
     "bytes_to_verify",
     "checkpoint_until",
     "folder_name",
+    "from_first",
     "list_checkpoints",
     "load",
     "load_payload",
@@ -74,7 +75,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "agreement": ("SaveFailed",),
+        "agreement": ("SaveFailed", "from_first"),
         "loading": ("load", "load_weights_only", "newest_good_for_all"),
         "payload": ("load_payload",),
         "saving": ("Saved", "Saver", "save"),

@@ -5,6 +5,7 @@ A rank that failed says so instead of raising where the others wait; then all ra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -34,13 +35,23 @@ def gather(value: T, group: Any) -> list[T]:
     return values
 
 
-def from_first(value: T, group: Any) -> T:
-    """Rank 0's value, on every rank."""
-    if group is None:
-        return value
-    box: list[Any] = [value]
-    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
-    return box[0]  # type: ignore[no-any-return]
+def from_first(action: Callable[[], T], group: Any) -> T:
+    """What `action` gives on rank 0, on every rank. Collective.
+
+    Raises: rank 0's UserError, on all ranks.
+    """
+    box: list[Any] = [None, None]
+    if rank_and_size(group)[0] == 0:
+        try:
+            box[0] = action()
+        except UserError as error:
+            box[1] = error
+    if group is not None:
+        dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    answer, fault = box
+    if fault is not None:
+        raise fault.on_all_ranks()
+    return answer  # type: ignore[no-any-return]
 
 
 def agree_on_save(fault: str | None, what: str, group: Any) -> None:
@@ -54,7 +65,6 @@ def agree_on_save(fault: str | None, what: str, group: Any) -> None:
 
 def agree_on_input(error: UserError | None, group: Any) -> None:
     """Go on if no rank met bad input. Raises: the first rank's UserError, on all ranks."""
-    parts = None if error is None else (error.file, error.field, error.message)
-    for said in gather(parts, group):
+    for said in gather(error, group):
         if said is not None:
-            raise UserError(*said, everywhere=True)
+            raise said.on_all_ranks()

@@ -64,7 +64,7 @@ class HostMemory:
             torch.cuda.cudart().cudaHostUnregister(self._locked.pop())  # type: ignore[no-untyped-call]
 
     def copy(self, offset: int, source: Tensor) -> Tensor:
-        """A copy of `source` (uint8, not empty) at `offset`; from a device it may still be on its way."""
+        """A copy of `source` (uint8, not empty) at `offset`; a device's may be on its way yet."""
         end = offset + source.numel()
         if source.device.type == "cpu":
             # Twice as fast as torch on one thread: past the caches, and not through them.

@@ -35,22 +35,20 @@ def newest_good_for_all(directory: Path, group: Any = None) -> CheckpointInfo | 
     Raises: UserError where there are checkpoints and none is good: a run that has been saved never
     silently starts anew.
     """
-    info, error = None, None
-    if rank_and_size(group)[0] == 0:
-        try:
-            _tidy(directory)
-            info = store.newest_good(directory)
-            if info is None and directory.is_dir() and store.list_checkpoints(directory):
-                raise UserError(
-                    directory,
-                    None,
-                    "holds checkpoints, but none is whole; `sgt-ds checkpoint verify` says what is "
-                    "wrong, and `resume=never` with another run_dir starts anew",
-                )
-        except UserError as fault:
-            error = fault
-    agree_on_input(error, group)
-    return from_first(info, group)
+
+    def found() -> CheckpointInfo | None:
+        _tidy(directory)
+        info = store.newest_good(directory)
+        if info is None and directory.is_dir() and store.list_checkpoints(directory):
+            raise UserError(
+                directory,
+                None,
+                "holds checkpoints, but none is whole; `sgt-ds checkpoint verify` says what is "
+                "wrong, and `resume=never` with another run_dir starts anew",
+            )
+        return info
+
+    return from_first(found, group)
 
 
 def _tidy(directory: Path) -> None:
@@ -173,7 +171,7 @@ def _restore(
 
 
 def _look_ahead(engine: Any, path: Path, payload: SafePayload) -> None:
-    """Read what DeepSpeed will ask for on this rank. Raises: UserError where it is of another form."""
+    """Read what DeepSpeed will ask for on this rank. Raises: UserError where that is misshapen."""
     place = str(path.parent), path.name
     try:
         module = payload.look_ahead(engine._get_ckpt_name(*place))["module"]

@@ -24,7 +24,8 @@ _PARTITION = re.compile(r"((?:bf16_)?zero_pp_rank_)([0-9]+)(_mp_rank_00_optim_st
 class RepartitionedPayload(SafePayload):
     """Answers DeepSpeed as if `world_size` ranks had saved what `saved_world_size` ranks did.
 
-    `partition_sizes`: elements of this engine's partition of each parameter group, padding included.
+    `partition_sizes`: elements of this engine's partition of each parameter group, padding
+    included.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class _Job:
 
 @dataclass
 class _Flight:
-    """The save that is under way. `written`: this rank's files. `finishing`: all ranks have written."""
+    """The save under way. `written`: this rank's files. `finishing`: all ranks have written."""
 
     step: int
     sequence: int
@@ -189,32 +189,8 @@ class Saver:
         with self._waiting():
             agree_on_save(fault, store.folder_name(step), self._group)
 
-        payload = SafePayload(self._snapshots.copy if self._background else lambda value: value)
-        self._snapshots.begin()
-        # DeepSpeed lets the ranks wait for each other, before and after what each one copies.
-        with self._waiting(), safe_payload(self._engine, payload):
-            self._engine.save_checkpoint(
-                str(self._directory),
-                tag=store.partial_name(step),
-                client_state=UNIVERSAL_INFO,
-                save_latest=False,
-            )
-        self._snapshots.end()
-        background = self._background
-        if background:
-            with self._waiting():
-                faults = gather(payload.fault, self._group)
-            full = [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]
-            if full:  # then all ranks write at once: none trains on while another still writes
-                background = False
-                self._snapshots.close()
-                if self._rank == 0:
-                    log.warning(
-                        "step %d: no room in memory for a copy of the checkpoint (%s); "
-                        "training waits until it is written",
-                        step,
-                        "; ".join(full),
-                    )
+        payload = self._take(step)
+        background = self._background and self._is_copied_everywhere(step, payload)
         rng = rng_bytes()
         written: dict[str, FileRecord] = {}
         folder = self._directory / store.partial_name(step)
@@ -224,9 +200,8 @@ class Saver:
 
         job = _Job(write, background)
         stall = time.perf_counter() - started
-        loss = (
-            validation_loss if validation_loss is None or math.isfinite(validation_loss) else None
-        )
+        known = validation_loss is not None and math.isfinite(validation_loss)
+        loss = validation_loss if known else None
         self._flight = _Flight(step, sequence, loss, started, stall, written, job)
 
     def advance(self) -> Saved | None:
@@ -290,6 +265,41 @@ class Saver:
         sequence = store.next_sequence(self._directory)
         (self._directory / store.partial_name(step)).mkdir()
         return sequence
+
+    def _take(self, step: int) -> SafePayload:
+        """What DeepSpeed saves of this rank; a copy, if it is written later. Collective."""
+        payload = SafePayload(self._snapshots.copy if self._background else lambda value: value)
+        self._snapshots.begin()
+        # DeepSpeed lets the ranks wait for each other, before and after what each one copies.
+        with self._waiting(), safe_payload(self._engine, payload):
+            self._engine.save_checkpoint(
+                str(self._directory),
+                tag=store.partial_name(step),
+                client_state=UNIVERSAL_INFO,
+                save_latest=False,
+            )
+        self._snapshots.end()
+        return payload
+
+    def _is_copied_everywhere(self, step: int, payload: SafePayload) -> bool:
+        """Whether every rank had room for its copy. Collective.
+
+        If not, all ranks write at once: none trains on while another still writes.
+        """
+        with self._waiting():
+            faults = gather(payload.fault, self._group)
+        full = [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]
+        if not full:
+            return True
+        self._snapshots.close()
+        if self._rank == 0:
+            log.warning(
+                "step %d: no room in memory for a copy of the checkpoint (%s); "
+                "training waits until it is written",
+                step,
+                "; ".join(full),
+            )
+        return False
 
     def _document(self, step: int, state: Mapping[str, Any]) -> bytes:
         """The text of state.json."""

@@ -38,7 +38,7 @@ class Snapshots:
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def prepare(self, sizes: Iterable[int]) -> None:
-        """Get memory for tensors of so many bytes, beside what follows; what it lacks, `copy` gets."""
+        """Get memory for tensors of those sizes, beside what follows; `copy` gets what it lacks."""
         self._memory.append(HostMemory(sum(size + _ROUNDING_BYTES for size in sizes)))
 
     def begin(self) -> None:

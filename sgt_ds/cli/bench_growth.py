@@ -1,4 +1,4 @@
-"""`sgt-ds bench growth`: what growing costs a run in time, first and with what was compiled before."""
+"""`sgt-ds bench growth`: what growing costs in time, first and with what was compiled before."""
 
 from __future__ import annotations
 

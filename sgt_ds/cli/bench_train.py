@@ -180,7 +180,7 @@ def to_measure(setting: RunSetting) -> Measured:
 
 
 def roofline_of(measured: Measured, scratch: Path) -> dict[str, float]:
-    """What a device of this host does on a plain product and a plain copy, in the runs' precision."""
+    """What a device of this host does on a plain product and a copy, in the runs' precision."""
     from sgt_ds.launch import bench_roofline
 
     return bench_roofline(measured.setting["precision"], scratch)

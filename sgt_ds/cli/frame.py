@@ -142,7 +142,7 @@ def keep_deepspeed_quiet() -> None:
 
 
 def chosen_device(name: str) -> str:
-    """`cpu` or `cuda`, of a flag's `auto`, `cpu` or `cuda`. Raises: UserError as `usable_device`."""
+    """`cpu` or `cuda`, of a flag's `auto`, `cpu` or `cuda`. Raises: as `usable_device`."""
     from sgt_ds.inference import usable_device
 
     return usable_device(None if name == "auto" else name).type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sgt_ds.config import GrowthConfig
-    from sgt_ds.growth import Decision, Header, Line, Policy
+    from sgt_ds.growth import Decision, DecisionLine, Header, Line, Phase, Policy, State
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -95,17 +96,74 @@ def replay(options: argparse.Namespace) -> None:
 
 def show(options: argparse.Namespace) -> None:
     """Print the decisions of a run as a table."""
+    from sgt_ds.growth import NOISE_STANDARD_ERRORS, loops_as_json
+
+    found = _growth_of(options.run)
+    if options.json:
+        print_json(found.as_json())
+        return
+    taken, phase = found.taken, found.phase
+    print(f"{found.path}: {found.method}, step {found.step:,}, phase {phase}")
+    if not taken:
+        print("no decision yet" if phase != "fixed" else "this method decides nothing")
+        _print_loops(loops_as_json(found.state))
+        return
+    print(_HEADER)
+    for line in taken:
+        print(_row(line.decision))
+    if found.first_gap is not None:
+        gap = found.first_gap
+        print(f"lines are missing: the loops before step {gap} follow from none that is here")
+    print("margin: standard errors between the last taken (l layer, h head) and the first left out")
+    if found.within_noise:
+        steps = ", ".join(str(step) for step in found.within_noise)
+        print(f"within noise (a margin below {NOISE_STANDARD_ERRORS:g}): {steps}")
+    for cause, count in found.stalls.items():
+        print(f"stalled: {count} × {cause}")
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """What a run's journal says of its growth so far."""
+
+    path: Path
+    method: str
+    step: int
+    """Of the newest line."""
+    phase: Phase
+    state: State
+    taken: list[DecisionLine]
+    stalls: dict[str, int]
+    """How often each cause has stalled it."""
+    within_noise: list[int]
+    """Steps of decisions whose margin is."""
+    first_gap: int | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        from sgt_ds.growth import loops_as_json
+
+        return {
+            "journal": str(self.path),
+            "method": self.method,
+            "step": self.step,
+            "phase": self.phase,
+            "growing_layer": self.state.growing_layer,
+            "loops": loops_as_json(self.state),
+            "decisions": [{**line.decision.as_json(), "flops": line.flops} for line in self.taken],
+            "stalls": self.stalls,
+            "within_noise": self.within_noise,
+            "first_gap": self.first_gap,
+        }
+
+
+def _growth_of(run: Path) -> _Growth:
+    """Read a run's journal. Raises: UserError where it has none."""
     from collections import Counter
 
-    from sgt_ds.growth import (
-        NOISE_STANDARD_ERRORS,
-        DecisionLine,
-        build_policy,
-        first_gap,
-        loops_as_json,
-    )
+    from sgt_ds.growth import DecisionLine, build_policy, first_gap
 
-    path, header, lines = _run_journal(options.run)
+    path, header, lines = _run_journal(run)
     taken, last = [], 0
     for line in lines:
         if isinstance(line, DecisionLine):
@@ -116,46 +174,23 @@ def show(options: argparse.Namespace) -> None:
     policy = build_policy(header.method, header.growth, header.model)
     state = taken[-1].decision.after if taken else policy.initial_state()
     frozen = any(line.decision.rule == "freeze" for line in taken)
-    phase = "fixed" if frozen else policy.phase(last, state)
-    stalls = Counter(line.decision.cause for line in taken if line.decision.rule == "stall")
-    gap = first_gap(taken, policy.initial_state())
-    doubtful = [
-        line.decision
-        for line in taken
-        if line.decision.margin is not None and line.decision.margin.within_noise
-    ]
-    if options.json:
-        print_json(
-            {
-                "journal": str(path),
-                "method": header.method,
-                "step": last,
-                "phase": phase,
-                "growing_layer": state.growing_layer,
-                "loops": loops_as_json(state),
-                "decisions": [{**line.decision.as_json(), "flops": line.flops} for line in taken],
-                "stalls": dict(stalls),
-                "within_noise": [decision.step for decision in doubtful],
-                "first_gap": gap,
-            }
-        )
-        return
-    print(f"{path}: {header.method}, step {last:,}, phase {phase}")
-    if not taken:
-        print("no decision yet" if phase != "fixed" else "this method decides nothing")
-        _print_loops(loops_as_json(state))
-        return
-    print(_HEADER)
-    for line in taken:
-        print(_row(line.decision))
-    if gap is not None:
-        print(f"lines are missing: the loops before step {gap} follow from none that is here")
-    print("margin: standard errors between the last taken (l layer, h head) and the first left out")
-    if doubtful:
-        steps = ", ".join(str(taken.step) for taken in doubtful)
-        print(f"within noise (a margin below {NOISE_STANDARD_ERRORS:g}): {steps}")
-    for cause, count in stalls.items():
-        print(f"stalled: {count} × {cause}")
+    return _Growth(
+        path,
+        header.method,
+        last,
+        phase="fixed" if frozen else policy.phase(last, state),
+        state=state,
+        taken=taken,
+        stalls=dict(
+            Counter(line.decision.cause for line in taken if line.decision.rule == "stall")
+        ),
+        within_noise=[
+            line.decision.step
+            for line in taken
+            if line.decision.margin is not None and line.decision.margin.within_noise
+        ],
+        first_gap=first_gap(taken, policy.initial_state()),
+    )
 
 
 def what_if(options: argparse.Namespace) -> None:

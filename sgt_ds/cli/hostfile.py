@@ -1,4 +1,4 @@
-"""`sgt-ds hostfile check`: read a hostfile as strictly as `sgt-ds train` does, and ask its hosts."""
+"""`sgt-ds hostfile check`: read a hostfile as strictly as `sgt-ds train`, and ask its hosts."""
 
 from __future__ import annotations
 

@@ -84,7 +84,21 @@ def resolve_deepspeed(
     Raises: UserError where the batch does not divide, or JSON and YAML contradict each other.
     """
     path, values = config.deepspeed, read_deepspeed_json(config.deepspeed)
-    stage = values.get("zero_optimization", {}).get("stage", 0)
+    _check_supported(config, values)
+    accumulation = accumulation_steps(config, world_size, config_file)
+    _take_own_keys(config, values, accumulation, config_file)
+    values.setdefault("zero_allow_untested_optimizer", True)
+    # One progress line of ours instead of DeepSpeed's.
+    values.setdefault("steps_per_print", 10**9)
+    _quiet_timers(path, values)
+    if precision_of(values) == "bf16":
+        _guard_bf16(path, values)
+    return values
+
+
+def _check_supported(config: RunConfig, values: dict[str, Any]) -> None:
+    """Raises: UserError where the JSON asks for a stage or precision that is not trained here."""
+    path, stage = config.deepspeed, _stage(values)
     if stage not in SUPPORTED_STAGES:
         raise UserError(
             path, "zero_optimization.stage", f"{stage!r} is not supported; use 0, 1 or 2"
@@ -100,8 +114,13 @@ def resolve_deepspeed(
             "must be true for training.fp8; set it, or take ds_configs/zero2_bf16.json (on a CPU "
             "zero2_bf16_cpu.json), or training.fp8=false",
         )
-    accumulation = accumulation_steps(config, world_size, config_file)
-    training, optimizer = config.training, config.optimizer
+
+
+def _take_own_keys(
+    config: RunConfig, values: dict[str, Any], accumulation: int, config_file: str | Path
+) -> None:
+    """Fill in what RUN.yaml owns. Raises: UserError where the JSON says otherwise."""
+    path, training, optimizer = config.deepspeed, config.training, config.optimizer
     for key, value, owner in (
         ("train_batch_size", training.global_batch_size, "training.global_batch_size"),
         ("train_micro_batch_size_per_gpu", training.micro_batch_size, "training.micro_batch_size"),
@@ -121,9 +140,9 @@ def resolve_deepspeed(
             raise UserError(
                 path, key, f"contradicts {config_file}: optimizer, which owns it; remove it here"
             )
-    values.setdefault("zero_allow_untested_optimizer", True)
-    # One progress line of ours instead of DeepSpeed's.
-    values.setdefault("steps_per_print", 10**9)
+
+
+def _quiet_timers(path: Path, values: dict[str, Any]) -> None:
     # It waits for the device twice a micro-batch; `sgt_tokens_per_second` needs none of it.
     throughput = values.setdefault("timers", {}).setdefault("throughput", {})
     if not isinstance(throughput, dict) or not isinstance(
@@ -132,22 +151,28 @@ def resolve_deepspeed(
         raise UserError(
             path, "timers.throughput", 'must be {"enabled": false} or true; correct or remove it'
         )
-    if precision_of(values) == "bf16":
-        if stage == 0:
-            raise UserError(
-                path,
-                "zero_optimization.stage",
-                "0 under bf16 cannot add gradients up in fp32; use 1 or 2",
-            )
-        # Without it bf16 gradients add up in bf16, and an inf under a finite loss reaches Adam.
-        if values["bf16"].setdefault("check_grad_overflow", True) is not True:
-            raise UserError(
-                path,
-                "bf16.check_grad_overflow",
-                "must be true, or an inf gradient reaches weights and optimizer; remove it",
-            )
-        values.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
-    return values
+
+
+def _guard_bf16(path: Path, values: dict[str, Any]) -> None:
+    """Sums in fp32, and no inf gradient. Raises: UserError where the JSON gives that up."""
+    if _stage(values) == 0:
+        raise UserError(
+            path,
+            "zero_optimization.stage",
+            "0 under bf16 cannot add gradients up in fp32; use 1 or 2",
+        )
+    # Without it bf16 gradients add up in bf16, and an inf under a finite loss reaches Adam.
+    if values["bf16"].setdefault("check_grad_overflow", True) is not True:
+        raise UserError(
+            path,
+            "bf16.check_grad_overflow",
+            "must be true, or an inf gradient reaches weights and optimizer; remove it",
+        )
+    values.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+
+
+def _stage(values: dict[str, Any]) -> Any:
+    return values.get("zero_optimization", {}).get("stage", 0)
 
 
 def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Path) -> int:

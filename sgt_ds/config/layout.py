@@ -44,7 +44,11 @@ class RunLayout:
     def has_begun(self) -> bool:
         """Whether anything was trained here: a row of metrics or a checkpoint is there."""
         rows = self.metrics.exists() and self.metrics.stat().st_size > 0
-        return rows or any(self.checkpoints.glob("step-*"))
+        return rows or self.has_checkpoints()
+
+    def has_checkpoints(self) -> bool:
+        """Whether any checkpoint lies here, whole or not."""
+        return any(self.checkpoints.glob("step-*"))
 
     def strangers(self) -> list[Path]:
         """What lies here and no run wrote, sorted; nothing where a start was made here.

@@ -226,7 +226,7 @@ def _list_form(info: FieldInfo, value: Any) -> str:
 
 
 def _form(info: FieldInfo) -> str:
-    """How to write a key that holds a list or a section and nothing else; '' where it may be more."""
+    """How to write a key that holds only a list or a section; '' where it may be more."""
     section, kinds = section_of(info), {*get_args(info.annotation), NoneType}
     if get_origin(info.annotation) in (list, tuple):
         return f"; give a list, as {_list_form(info, None)}"

@@ -10,7 +10,7 @@ from sgt_ds.config.suggestions import nearest
 
 
 def in_plain_words(detail: ErrorDetails, example: Any = None) -> str:
-    """The fault that pydantic found, as what to write instead. `example`: a good value, if known."""
+    """The fault that pydantic found: what to write instead. `example`: a good value, if known."""
     kind, limits = detail["type"], detail.get("ctx", {})
     if kind in ("int_parsing", "int_type", "int_from_float", "int_parsing_size"):
         return f"must be a whole number, as {example if type(example) is int else 1000}"

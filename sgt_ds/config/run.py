@@ -67,7 +67,7 @@ class GrowthConfig(Section):
     """Order of growth: deep to shallow, or shallow to deep."""
     exclude_layers: list[NonNegativeInt] = Field(default=[0])
     """Layers that never loop (0-based)."""
-    entropy_ema: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    entropy_ema: Decay = 0.5
     """Weight of the past in the moving average of the entropies; 0 decides from one step."""
     entropy_every: PositiveInt = 1
     """Applied updates between two measurements."""
@@ -320,7 +320,7 @@ class RunConfig(Section):
 
 
 def growth_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list[tuple[str, str]]:
-    """What in `growth` the method or the model's shape does not allow: pairs (key, fault and remedy).
+    """What in `growth` the method or the model's shape forbids: pairs (key, fault and remedy).
 
     Nothing is said of a method that is not known here: its policy checks what it needs.
     """
@@ -331,25 +331,41 @@ def growth_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list
     for layer in growth.exclude_layers:
         if layer > last:
             faults.append(("exclude_layers", f"layer {layer} does not exist; the last is {last}"))
-    eligible = model.num_layers - len(set(growth.exclude_layers))
-    if method == "sgt":
-        if not isinstance(growth.layers, int):
-            faults.append(("layers", "method sgt takes the number of layers; give an integer"))
-        elif growth.layers > eligible:
-            faults.append(
-                (
-                    "layers",
-                    f"{growth.layers} exceeds the {eligible} eligible layers; set {eligible} or fewer",
-                )
+    own = _sgt_faults(growth, model) if method == "sgt" else _listed_faults(method, growth, model)
+    return faults + own
+
+
+def _eligible(growth: GrowthConfig, model: ModelConfig) -> int:
+    return model.num_layers - len(set(growth.exclude_layers))
+
+
+def _sgt_faults(growth: GrowthConfig, model: ModelConfig) -> list[tuple[str, str]]:
+    """As `growth_faults`, for method sgt."""
+    faults: list[tuple[str, str]] = []
+    eligible = _eligible(growth, model)
+    if not isinstance(growth.layers, int):
+        faults.append(("layers", "method sgt takes the number of layers; give an integer"))
+    elif growth.layers > eligible:
+        faults.append(
+            (
+                "layers",
+                f"{growth.layers} exceeds the {eligible} eligible layers; set {eligible} or fewer",
             )
-        if growth.heads > model.num_heads:
-            faults.append(
-                (
-                    "heads",
-                    f"{growth.heads} exceeds the model's {model.num_heads}; set {model.num_heads} or fewer",
-                )
+        )
+    if growth.heads > model.num_heads:
+        faults.append(
+            (
+                "heads",
+                f"{growth.heads} exceeds the model's {model.num_heads}; set {model.num_heads} or fewer",
             )
-        return faults
+        )
+    return faults
+
+
+def _listed_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list[tuple[str, str]]:
+    """As `growth_faults`, for the methods whose layers are named."""
+    faults: list[tuple[str, str]] = []
+    eligible, last = _eligible(growth, model), model.num_layers - 1
     if isinstance(growth.layers, int):
         faults.append(
             (

@@ -55,7 +55,7 @@ def check_run_directory(config: RunConfig) -> bool:
 
 
 def _check_named(config: RunConfig) -> None:
-    """Raises: UserError where `resume` names a checkpoint that others follow, or one of another run."""
+    """Raises: UserError where `resume` names a checkpoint others follow, or one of another run."""
     path = config.resume
     if not isinstance(path, Path) or not path.is_dir():  # what is not there is told elsewhere
         return
@@ -79,7 +79,7 @@ def _check_named(config: RunConfig) -> None:
 
 
 def _config_of(checkpoint: Path) -> RunConfig | None:
-    """The configuration that a checkpoint holds; None where it can't be read, which loading tells."""
+    """The configuration of a checkpoint; None where it can't be read, which loading tells."""
     try:
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         return RunConfig.model_validate(state["config"])

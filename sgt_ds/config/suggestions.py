@@ -54,7 +54,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 def hint(key: str, parents: Sequence[str]) -> str:
-    """A near key beside the unknown one, or the same key of another section, or all that are known."""
+    """A near key beside the unknown one, or the same key of another section, or all known ones."""
     siblings = fields_at(parents)
     usual = OTHER_NAMES.get(".".join(parents), {}).get(key)
     if usual is not None:

@@ -129,7 +129,7 @@ def bench_prepare(
         root = Path(directory)
         count = workers * max(2, round(size / FILE_TEXT_BYTES / workers))
         tasks = _write_files(root / "in", texts, count)
-        # One tokenizer for all cases: each would otherwise find the caches full of another's tables.
+        # One tokenizer for all cases: each would otherwise find caches full of another's tables.
         prepare = _Timed(FileHandler(_job(root / "one", tokenizer), tokenizer))
         others = _TimedWorker(Worker(_job(root / "many", tokenizer)))
         os.environ["TOKENIZERS_PARALLELISM"] = "false"

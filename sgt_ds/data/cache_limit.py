@@ -142,7 +142,7 @@ class _Set:
         return cls(directory, files, used, size)
 
     def shrink(self, surplus: int) -> tuple[list[Path], int]:
-        """Remove files, longest unused first, if nobody has the set open: which, and their bytes."""
+        """Remove the longest unused files, if nobody has the set open: which, and their bytes."""
         if not self.files or (lock := take_lock(self.directory / USED)) is None:
             return [], 0
         try:

@@ -289,7 +289,7 @@ def is_held_out(content: bytes, share: float) -> bool:
 
 
 def _rest(reader: HashingReader) -> str:
-    """Checksum of the whole file, of which a fault may have left a part unread; "" if it must be."""
+    """Checksum of the whole file, of which a fault may have left part unread; "" if it must be."""
     try:
         return reader.hexdigest()
     except OSError:
@@ -297,7 +297,7 @@ def _rest(reader: HashingReader) -> str:
 
 
 class _Series:
-    """Shards of one input file in one set, each of bounded size. A context: its end finishes them."""
+    """Shards of one input file in one set, of bounded size. A context: its end finishes them."""
 
     def __init__(self, directory: Path, task: Task, tokenizer: Tokenizer, limit: int) -> None:
         self._directory, self._task, self._limit = directory, task, limit

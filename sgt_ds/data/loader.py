@@ -88,7 +88,7 @@ class Loader:
         """Global batches until the first source is exhausted; None where sources repeat."""
         self._is_remote = any(token_set.is_remote for token_set in self.token_sets)
         self.batches = 0
-        """Global batches handed out, over all ranks the same number: applied and skipped updates."""
+        """Global batches handed out, on all ranks the same number: applied and skipped ones."""
         self.wait_seconds = 0.0
         """Seconds that the trainer has waited for data, in all."""
         self._prefetch: Prefetch | None = None
@@ -189,7 +189,7 @@ class Loader:
         return self._micro_batches_of(batch)
 
     def batch_rows(self, batch: int) -> npt.NDArray[np.int64]:
-        """Rows that this rank takes of a global batch, in the order taken: int64, by micro-batch."""
+        """Rows that this rank takes of a global batch, in that order: int64, by micro-batch."""
         steps = np.arange(self.micro_batches)[:, None] * self.world_size + self.rank
         rows = steps * self.micro_batch_size + np.arange(self.micro_batch_size)
         return batch * self.global_batch_size + rows
@@ -297,9 +297,9 @@ def validation_batches(
 ) -> Iterator[MicroBatch]:
     """Share of one rank in the set's first `sequences` sequences, in the set's own order.
 
-    Yields up to a micro-batch of sequences at a time. All ranks together hold each sequence once, at any
-    world size; where the number does not divide, some ranks get fewer rows or batches, so means are
-    to be taken from sums and counts over all ranks.
+    Yields up to a micro-batch of sequences at a time. All ranks together hold each sequence once,
+    at any world size; where the number does not divide, some ranks get fewer rows or batches, so
+    means are to be taken from sums and counts over all ranks.
     Raises: UserError where the set holds no sequence of that length, or a shard is damaged.
     """
     import torch

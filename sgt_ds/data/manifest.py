@@ -96,7 +96,7 @@ class Manifest(_Part):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what a reader gets: tokenizer and shards' contents, in order, not their names."""
+        """SHA-256 of what a reader gets: tokenizer and shards' contents in order, no names."""
         content = [
             self.tokenizer.sha256,
             self.dtype,
@@ -175,7 +175,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def is_set(directory: Path) -> bool:
-    """Whether a manifest there says that it is of a prepared set; whether it is a good one is open."""
+    """Whether a manifest there says that it is of a prepared set; it may be a bad one."""
     try:
         values = json.loads((directory / NAME).read_bytes())
     except (OSError, ValueError, RecursionError):

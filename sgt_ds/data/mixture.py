@@ -54,7 +54,7 @@ class Mixture:
         ]
 
     def position_of(self, source: int, turn: int) -> int:
-        """Place in the global order of a source's sequence number `turn` (from 0, over all epochs)."""
+        """Place in the global order of a source's sequence `turn` (from 0, over all epochs)."""
         periods, place = divmod(turn, self.quotas[source])
         return periods * PERIOD + int(np.flatnonzero(self.pattern == source)[place])
 

@@ -2,7 +2,8 @@
 
 Knows numbers only. An index is split into two digits (a, b) of radices A·B ≥ n; rounds of a Feistel
 network add to one digit a keyed hash of the other. Results ≥ n are permuted again (cycle walking),
-which happens to fewer than one index in √n. Black & Rogaway, "Ciphers with Arbitrary Finite Domains".
+which happens to fewer than one index in √n. Black & Rogaway, "Ciphers with Arbitrary Finite
+Domains".
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Permutation:
         b = indices - a * radix_b
         for turn in range(0, ROUNDS, 2):
             a += _below(_mixed(b, self._keys[turn]), radix_a)
-            # Below the radix the difference wraps round to a huge number: the minimum is a mod radix.
+            # Below the radix the difference wraps to a huge number: the minimum is a mod radix.
             np.minimum(a, a - radix_a, out=a)
             b += _below(_mixed(a, self._keys[turn + 1]), radix_b)
             np.minimum(b, b - radix_b, out=b)

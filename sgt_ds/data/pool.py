@@ -27,21 +27,15 @@ _MESSAGE, _IDLE = 3, 4  # worker to coordinator
 
 @dataclass(frozen=True)
 class _Failed:
-    """An error on its way between processes (exceptions with several arguments do not unpickle)."""
+    """An error on its way between processes; of others than this package's, what it says."""
 
-    user: tuple[str, str | None, str] | None
-    text: str
+    error: SgtError
 
     @classmethod
     def of(cls, error: Exception) -> _Failed:
-        if isinstance(error, UserError):
-            return cls((error.file, error.field, error.message), str(error))
         if isinstance(error, SgtError):
-            return cls(None, str(error))
-        return cls(None, "".join(traceback.format_exception(error)))
-
-    def as_error(self) -> SgtError:
-        return UserError(*self.user) if self.user is not None else SgtError(self.text)
+            return cls(error)
+        return cls(SgtError("".join(traceback.format_exception(error))))
 
 
 def run_here(factory: Factory, tasks: Sequence[Any]) -> Iterator[Any]:
@@ -77,7 +71,7 @@ def run_processes(factory: Factory, tasks: Sequence[Any], workers: int) -> Itera
                 except (EOFError, OSError):
                     raise _died(processes[connection]) from None
                 if isinstance(content, _Failed):
-                    raise content.as_error()
+                    raise content.error
                 if tag == _MESSAGE:
                     yield content
                 elif waiting:
@@ -113,7 +107,7 @@ def run_mpi(factory: Factory, tasks: Sequence[Any], communicator: Any) -> Iterat
             content = communicator.recv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG, status=status)
             block = False
             if isinstance(content, _Failed):
-                raise content.as_error()
+                raise content.error
             if status.Get_tag() == _MESSAGE:
                 yield content
             elif waiting:

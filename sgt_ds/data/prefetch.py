@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Tokens that wait for the trainer, at most (int64: 32 MiB), and micro-batches; at least two of these.
+# Tokens that wait for the trainer, at most (int64: 32 MiB), and micro-batches, at least two.
 PREFETCH_TOKENS = 1 << 22
 PREFETCH_MICRO_BATCHES = 64
 # Sequences of this rank whose shards are fetched ahead, at least, where sets are remote.

@@ -37,7 +37,7 @@ def read_rows(pattern: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 
 def read_texts(pattern: str) -> Iterator[str]:
-    """Texts of the files that `pattern` names: of JSON Lines each row's `text`, else the whole file.
+    """Texts of the files that `pattern` names: each row's `text` of JSON Lines, else all of it.
 
     Which of both is told by the name: `.json` or `.jsonl`, with or without `.gz` or `.zst`.
     Raises: UserError as `read_rows`, and where a file is no UTF-8.

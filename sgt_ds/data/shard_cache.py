@@ -84,7 +84,7 @@ class ShardCache:
             running.result()
 
     def fetch_ahead(self, shards: Sequence[ShardEntry]) -> None:
-        """Fetch and check shards in the background, in that order. What fails is told when needed."""
+        """Fetch and check shards in the background, in order. What fails is told when needed."""
         note_use(self.directory)
         with self._lock:
             for shard in shards:

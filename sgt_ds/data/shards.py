@@ -214,7 +214,7 @@ class Shard:
         return self.tokens[int(self.starts[index]) : int(self.starts[index + 1])]
 
     def document_starts(self, first: int, length: int) -> npt.NDArray[np.int64]:
-        """For tokens first … first + length − 1, the place in them at which each one's document starts.
+        """For tokens first … first + length − 1, the place in them where each document starts.
 
         Returns int64 (length,), rising; 0 for the document that the first of them lies in.
         """

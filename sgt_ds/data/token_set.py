@@ -118,7 +118,7 @@ class TokenSet:
                 document_starts[number][:] = shard.document_starts(start, length)
 
     def fetch_ahead(self, indices: npt.NDArray[Any], sequence_length: int) -> None:
-        """Begin to fetch what the sequences `indices` need, where it is not here yet. Does not wait."""
+        """Begin to fetch what the sequences `indices` need and is not here yet. Does not wait."""
         if self._cache is not None and len(indices):
             places, _ = self._lie(indices, sequence_length)
             self._cache.fetch_ahead(
@@ -162,7 +162,7 @@ class TokenSet:
         return shard
 
     def check_ids(self, place: int, ids: npt.NDArray[Any]) -> None:
-        """Raises: UserError where `ids`, read of the shard at `place`, are more than the vocabulary.
+        """Raises: UserError where `ids`, of the shard at `place`, are more than the vocabulary.
 
         Shards here are held against no checksum at a start: this finds what no model can take.
         """
@@ -292,7 +292,7 @@ def check_data(
 
 
 def _check_validation(validation: TokenSet, train: TokenSet) -> None:
-    """Raises: UserError where the sets were made by different tokenizers: not for the model to fix."""
+    """Raises: UserError where different tokenizers made the sets: not for the model to fix."""
     if validation.tokenizer_sha256 != train.tokenizer_sha256:
         raise UserError(
             validation.name,

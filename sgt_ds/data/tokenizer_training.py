@@ -118,7 +118,7 @@ def _vocabulary_fault(vocab_size: int, said: str) -> str:
 
 
 def _sample(inputs: Sequence[str], limit: int) -> tuple[int, list[bytes]]:
-    """Number of documents read, and those of lowest hash that fit in `limit` bytes, in its order."""
+    """Number of documents read, and those of lowest hash that fit in `limit` bytes, by hash."""
     files = expand_inputs(inputs)
     # A heap with the highest hash on top: that document goes when the sample is too large.
     heap: list[tuple[int, bytes]] = []

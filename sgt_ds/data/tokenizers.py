@@ -1,4 +1,4 @@
-"""SentencePiece models and Hugging Face `tokenizers` files behind one small class. No files of data.
+"""SentencePiece models and Hugging Face `tokenizers` files behind a small class. No files of data.
 
 Text in, ids out: no EOS and no BOS are added here, and special tokens spelt in a text are text.
 """
@@ -104,7 +104,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def bare_encoders(self) -> dict[str, Callable[[list[str]], object]]:
-        """The library's own batch encodes, by name, with what they return: what a bench compares."""
+        """The library's own batch encodes, by name, and what they return: for a bench."""
         return self._backend.bare_encoders()
 
     def decode(self, ids: Iterable[int]) -> str:

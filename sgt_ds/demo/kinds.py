@@ -1,4 +1,4 @@
-"""Kinds of what the stories are about, and how each is spoken of. Knows no word of them, no plot."""
+"""Kinds of what the stories are about, and how each is spoken of. Knows no plot and no words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's six steps in order. Each is keyed by its inputs: done ones are reused, the rest go on."""
+"""The demo's six steps in order, each keyed by its inputs: done ones are reused, the rest go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a story opens, what happens between its plots, and how it ends. Keeps to the story's world."""
+"""How a story opens, what happens between its plots, how it ends. Keeps to the story's world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss over rows of tokens in sliding windows: perplexity, bits per byte, beyond the trained length.
+"""Loss over rows of tokens in sliding windows: perplexity, bits per byte, past the trained length.
 
 Every token of a row but the first is predicted once, whatever window and stride: sums over tokens,
 never averages of averages. Knows ids and logits, no text.

@@ -57,7 +57,7 @@ def _question(row: Row, number: str) -> Item:
 
 
 def _winogrande(row: Row, number: str) -> Item:
-    """What follows the gap is scored after either name: contexts differ, the continuation doesn't."""
+    """What follows the gap is scored after either name: contexts differ, continuations don't."""
     head, gap, tail = row["sentence"].partition("_")
     if not gap:
         raise ValueError("sentence has no gap `_`")

@@ -115,7 +115,7 @@ def _moments(
 
 
 def _training_state(parameters: int, size: int, layout: Layout) -> tuple[int, int, int]:
-    """Bytes of the optimizer's state, and of gradients: between two passes, and in a backward one."""
+    """Bytes of the optimizer's state, and of gradients: between passes, and in a backward one."""
     share = -(-parameters // layout.world_size)
     if layout.zero_stage == 0:
         # Plain data parallelism: in fp32 the weights themselves are what Adam updates.

@@ -29,6 +29,7 @@ from sgt_ds.growth.lines import (
     journal_in,
     read_journal,
 )
+from sgt_ds.growth.majority import odd_ranks
 from sgt_ds.growth.policy import POLICIES, Policy, build_policy, check_method
 from sgt_ds.growth.replay import change_as_json, check_whole, decisions, first_gap, replay
 from sgt_ds.growth.requests import request_freeze
@@ -77,6 +78,7 @@ __all__ = [
     "journal_in",
     "kept_part",
     "loops_as_json",
+    "odd_ranks",
     "passes_at",
     "read_journal",
     "replay",

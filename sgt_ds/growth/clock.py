@@ -11,15 +11,15 @@ from sgt_ds.growth.statistics import Entropy
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """Windows at `t_start`, `t_start + interval`, …; none from `freeze_at` on. In applied updates."""
+class DecisionClock:
+    """Windows, in applied updates: `t_start`, `t_start + interval`, …; none from `freeze_at` on."""
 
     t_start: int
     interval: int
     freeze_at: int | None
 
     @classmethod
-    def of(cls, growth: GrowthConfig) -> Clock:
+    def of(cls, growth: GrowthConfig) -> DecisionClock:
         """The clock that a configuration asks for."""
         return cls(growth.t_start, growth.interval, growth.freeze_at)
 
@@ -38,7 +38,7 @@ class Clock:
     def usable(
         self, step: int, entropy: Entropy | None, state: State, complete: bool
     ) -> Entropy | Decision:
-        """The entropy to rank by; or the decision that needs none: freeze, or stall for want of it."""
+        """The entropy to rank by; or a decision that needs none: freeze, or stall without it."""
         if self.freeze_at is not None and step >= self.freeze_at:
             return freeze(step, f"freeze_at: growth was to stop at step {self.freeze_at}", state)
         if entropy is None:

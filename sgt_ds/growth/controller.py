@@ -7,11 +7,9 @@ sums and reads Θ. Sums travel on the default process group; everything that a h
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,6 +23,7 @@ from sgt_ds.errors import StateMismatch
 from sgt_ds.growth.decision import OPERATOR, Decision, Phase, freeze, stall
 from sgt_ds.growth.entry import Passes, passes_at
 from sgt_ds.growth.journal import Journal
+from sgt_ds.growth.majority import odd_ranks
 from sgt_ds.growth.policy import Policy
 from sgt_ds.growth.state import State
 from sgt_ds.growth.statistics import (
@@ -209,15 +208,12 @@ class GrowthController:
         """
         if self._group is None:
             return
-        digest = hashlib.sha256(self.state.canonical().encode()).digest()
-        own = torch.tensor(list(digest), dtype=torch.uint8)
+        own = torch.tensor(list(bytes.fromhex(self.state.digest())), dtype=torch.uint8)
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
         with self._collective():
             dist.all_gather(gathered, own, group=self._group)
         digests = [bytes(found.tolist()) for found in gathered]
-        counted = Counter(digests)
-        reference = max(digests, key=lambda found: counted[found])  # the first of equal counts
-        odd = [rank for rank, found in enumerate(digests) if found != reference]
+        odd, _ = odd_ranks(digests)
         if odd:
             ranks = ", ".join(str(rank) for rank in odd)
             raise StateMismatch(

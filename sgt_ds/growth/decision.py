@@ -1,4 +1,4 @@
-"""A decision: which rule fired at which step, why, and Θ before and after. Pure values, and JSON."""
+"""A decision: which rule fired at which step, why, Θ before and after. Pure values, and JSON."""
 
 from __future__ import annotations
 

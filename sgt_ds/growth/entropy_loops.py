@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sgt_ds.config import Entry, GrowthConfig, ModelConfig
-from sgt_ds.growth.clock import Clock
+from sgt_ds.growth.clock import DecisionClock
 from sgt_ds.growth.decision import Decision, Margin, Phase
 from sgt_ds.growth.layers import given_layers
 from sgt_ds.growth.ranking import head_margin, noise_note, rank_heads
@@ -23,7 +23,7 @@ class EntropyLoop:
 
     def __init__(self, growth: GrowthConfig, model: ModelConfig, *, lowest: bool) -> None:
         self.entry: Entry = growth.entry
-        self._clock = Clock.of(growth)
+        self._clock = DecisionClock.of(growth)
         self._layers = given_layers(growth, model)
         self._loops, self._num_heads, self._lowest = growth.loops, model.num_heads, lowest
         # Θ tells the stage by its number of heads: a stage that narrows nothing is none.

@@ -114,7 +114,7 @@ class Journal:
 
     @property
     def fault(self) -> str | None:
-        """Why lines still wait in memory after a `flush`, if so: no checkpoint may be saved then."""
+        """Why lines still wait in memory after a `flush`, if so: no checkpoint may be saved."""
         return self._file.fault
 
     @classmethod

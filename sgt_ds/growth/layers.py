@@ -1,4 +1,4 @@
-"""The layers that a static method loops: by list, or the highest-entropy ones of another journal."""
+"""The layers that a static method loops: a list, or the highest-entropy ones of another journal."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sgt_ds.config import Entry, GrowthConfig, ModelConfig
 from sgt_ds.errors import UserError
-from sgt_ds.growth.clock import Clock
+from sgt_ds.growth.clock import DecisionClock
 from sgt_ds.growth.decision import Decision, Margin, Phase, stall
 from sgt_ds.growth.ranking import (
     head_margin,
@@ -29,7 +29,7 @@ class SparseGrowing:
         if not isinstance(growth.layers, int):
             raise UserError("configuration", "growth.layers", "method sgt takes a number of layers")
         self.entry: Entry = growth.entry
-        self._clock = Clock.of(growth)
+        self._clock = DecisionClock.of(growth)
         self._k_max, self._target, self._heads = growth.k_max, growth.layers, growth.heads
         self._deep_first = growth.direction == "d2s"
         self._excluded = frozenset(growth.exclude_layers)

@@ -54,7 +54,7 @@ class Entropy:
     sequences: int = 0
 
     def layer_means(self) -> tuple[float, ...]:
-        """Mean over the heads of each layer, from an exact sum: no order of summing breaks a tie."""
+        """Mean over the heads of each layer, by an exact sum: no order of summing breaks a tie."""
         return tuple(math.fsum(heads) / len(heads) for heads in self.mean)
 
     def layer_stderr(self) -> tuple[float, ...]:

@@ -50,7 +50,7 @@ class InferenceSetting:
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     compiled: bool = False
-    """A compiled step over a static cache (CUDA graphs on a GPU); else plain calls and a growing one."""
+    """A compiled step over a static cache (CUDA graphs on a GPU), or plain calls, a growing one."""
     backend: str = "inductor"
     """torch's name of the compiler."""
     rounds: int = 5
@@ -73,7 +73,7 @@ class InferenceSetting:
 
 @dataclass(frozen=True)
 class InferenceRow:
-    """One case at one batch size. Medians over the rounds; ratios are within a round, to vanilla."""
+    """One case at one batch size. Medians over rounds; ratios are within a round, to vanilla."""
 
     case: str
     batch: int
@@ -248,8 +248,8 @@ class Runner:
         dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
         options: dict[str, str | int | bool | Callable[..., Any]] | None = None
         if setting.device.type == "cuda":
-            # The library's product of one row takes 6 to 9 µs whatever its size; with this option it
-            # is a reduction that is tuned where it runs, and joins what reads the same.
+            # The library's product of one row takes 6 to 9 µs whatever its size; with this option
+            # it is a reduction that is tuned where it runs, and joins what reads the same.
             options = {"coordinate_descent_tuning": tuned}
         return torch.compile(
             self._step, fullgraph=True, dynamic=False, backend=setting.backend, options=options

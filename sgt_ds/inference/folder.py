@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from sgt_ds.errors import UserError
 from sgt_ds.inference.weights import DTYPES
 
-# Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown kind.
+# Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown
+# kind.
 _OF_ANOTHER_KIND = (ValueError, KeyError, AttributeError)
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "*.model")
 

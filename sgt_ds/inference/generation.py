@@ -229,7 +229,7 @@ def _continuation(tokenizer: Any, prompt: list[int], ids: list[int]) -> str:
 
 
 class _Streamer:
-    """Hands text on as it grows; holds back what may be the head of a stop text or of a character."""
+    """Hands text on as it grows; holds back what may be the head of a stop text or character."""
 
     def __init__(
         self, tokenizer: Any, stop: tuple[str, ...], on_text: Callable[[str], None]

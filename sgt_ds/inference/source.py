@@ -14,9 +14,6 @@ from sgt_ds.errors import UserError
 from sgt_ds.growth import Passes, State, passes_at
 from sgt_ds.progress import Progress
 
-# Methods whose Θ never changes: nothing enters, whatever the configuration says of entries.
-_STATIC_METHODS = frozenset({"vanilla", "block_loop", "attention_loop"})
-
 
 @dataclass(frozen=True)
 class Source:
@@ -70,7 +67,7 @@ def find_checkpoint(given: Path, tag: str | None) -> Path:
 
 
 def verify_source(path: Path) -> None:
-    """Read every file of the checkpoint `path`. Raises: UserError where one is damaged or missing."""
+    """Read every file of the checkpoint. Raises: UserError where one is damaged or missing."""
     with Progress("verify", checkpoints.bytes_to_verify(path), "B") as progress:
         faults = checkpoints.verify(path, progress.advance)
         if faults:
@@ -101,7 +98,7 @@ def read_source(path: Path) -> Source:
         passes = passes_at(
             state,
             step,
-            entry="none" if method in _STATIC_METHODS else values["entry"],
+            entry=values["entry"],
             interval=int(values["interval"]),
             num_heads=model.num_heads,
         )
@@ -147,7 +144,7 @@ def _heads_exist(heads: tuple[int, ...] | None, num_heads: int) -> bool:
 
 
 def exported_loops(source: Source) -> dict[str, dict[str, Any]]:
-    """`loops` of the export's config.json: Θ, and the factors of this step where a loop is entering.
+    """`loops` of the export's config.json: Θ, and this step's factors where a loop is entering.
 
     `scale` maps each head that is computed to its factors, one a pass; heads whose factor is 0 in
     every pass, and which do not stay, are left out.

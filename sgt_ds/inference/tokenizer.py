@@ -90,7 +90,8 @@ def check_tokenizer(path: Path, source: Source) -> None:
     """Hold the file `path` against what is known of the tokenizer that the model was trained with.
 
     A checkpoint tells its digest and how many ids it has; its words are known as long as the run's
-    own file is still that one. Older checkpoints tell nothing. Raises: UserError where it is another.
+    own file is still that one. Older checkpoints tell nothing. Raises: UserError where it is
+    another.
     """
     sha256, ids, own = source.tokenizer_sha256, source.tokenizer_ids, source.tokenizer
     if sha256 is None or _digest(path) == sha256:
@@ -126,7 +127,7 @@ def _words(tokenizer: Any) -> dict[int, str]:
 
 
 def _read(path: Path) -> Any:
-    """The `tokenizers.Tokenizer` of a file, which adds, cuts and fills nothing. Raises: UserError."""
+    """The `tokenizers.Tokenizer` of a file; it adds, cuts and fills nothing. Raises: UserError."""
     from tokenizers import Tokenizer
 
     if _is_json(path):

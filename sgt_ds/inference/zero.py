@@ -2,7 +2,8 @@
 
 ZeRO-1 and ZeRO-2 keep the float32 master weights as one flat vector a parameter group, cut into one
 partition a rank; ZeRO-0 keeps the weights themselves. Files are memory-mapped: what is read is what
-is asked for. Layout facts: deepspeed 0.19, `runtime/zero/stage_1_and_2.py`, `utils/zero_to_fp32.py`.
+is asked for. Layout facts: deepspeed 0.19, `runtime/zero/stage_1_and_2.py`,
+`utils/zero_to_fp32.py`.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ def launch_one(
 def gpu_arguments(ranks: int) -> tuple[str, str]:
     """The launcher's words for so many GPUs of this host, those that CUDA_VISIBLE_DEVICES names.
 
-    On a host that has none they are ranks on the CPU. Raises: UserError where it names none or too few, or otherwise than by number.
+    On a host that has none they are ranks on the CPU. Raises: UserError where it names none or too
+    few, or otherwise than by number.
     """
     if os.environ.get(_GPUS, "unset").strip(", ") == "" and gpus_here():
         raise UserError(

@@ -32,8 +32,8 @@ STALE_LOCK_SECONDS = 300.0
 
 
 def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
-    """Check batch sizes, the run directory, the DeepSpeed file, address and ports, launcher, compiler,
-    build locks.
+    """Check batch sizes, the run directory, the DeepSpeed file, address and ports, launcher,
+    compiler, build locks.
 
     `config_file`: name of the YAML, for messages. Raises: UserError, the first that is found.
     """
@@ -54,17 +54,15 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     telemetry = config.telemetry
     if telemetry.enabled and telemetry.certificate and telemetry.private_key:
         Certificate(telemetry.certificate, telemetry.private_key, telemetry.client_ca)
-    for key, path, what in (
-        ("resume", config.resume, "checkpoint directory"),
-        ("fork", config.fork, "checkpoint directory"),
-    ):
-        if isinstance(path, Path) and not path.is_dir():
-            raise UserError(config_file, key, f"{path} is no {what}; check the path")
-        if isinstance(path, Path):
-            check_architecture(config, config_file, path)
+    for key, path in (("resume", config.resume), ("fork", config.fork)):
+        if not isinstance(path, Path):
+            continue
+        if not path.is_dir():
+            raise UserError(config_file, key, f"{path} is no checkpoint directory; check the path")
+        check_architecture(config, config_file, path)
     _check_steps(config, config_file)
     # Once saved, a run needs its start no more.
-    if config.init is not None and not any(RunLayout(config.run_dir).checkpoints.glob("step-*")):
+    if config.init is not None and not RunLayout(config.run_dir).has_checkpoints():
         check_start(config.init)
     check_build_locks()
     check_hosts(config, target)
@@ -117,7 +115,7 @@ def check_hosts(config: RunConfig, target: Target) -> None:
 
 def fork_step(config: RunConfig) -> int:
     """The update after which a fork begins; 0 for another run, or one that has checkpoints."""
-    if config.fork is None or any(RunLayout(config.run_dir).checkpoints.glob("step-*")):
+    if config.fork is None or RunLayout(config.run_dir).has_checkpoints():
         return 0
     step = read_state(config.fork).get("step")
     return step if isinstance(step, int) else 0
@@ -136,7 +134,7 @@ def _check_steps(config: RunConfig, config_file: str) -> None:
 
 
 def check_architecture(config: RunConfig, config_file: str, checkpoint: Path) -> None:
-    """Raises: UserError where the weights of `checkpoint` are of another shape than the run's model."""
+    """Raises: UserError where weights of `checkpoint` have another shape than the run's model."""
     try:
         theirs = ModelConfig.model_validate(read_state(checkpoint)["model"])
     except (KeyError, ValueError):
@@ -236,8 +234,8 @@ def _check_address(host: str, config_file: str) -> None:
         family, _, _, _, address = socket.getaddrinfo(
             host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family) as probe:
-            probe.bind(address)
+        with socket.socket(family) as listener:
+            listener.bind(address)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(
@@ -250,10 +248,10 @@ def _check_address(host: str, config_file: str) -> None:
 
 def _check_port(host: str, port: int, file: str, field: str | None, remedy: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            listener.bind((host, port))
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "ports end at 65535"
             raise UserError(file, field, f"port {port} cannot be used ({why}); {remedy}") from None

@@ -90,7 +90,7 @@ def read_environment_file(path: Path) -> dict[str, str]:
 
 
 def write_environment_file(path: Path, variables: Mapping[str, str]) -> None:
-    """Write the variables in the one form that DeepSpeed's reader takes, readable by the user only."""
+    """Write the variables in the one form that DeepSpeed's reader takes; only the user may read."""
     text = "".join(f"{name}={value}\n" for name, value in sorted(variables.items()))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:

@@ -1,7 +1,7 @@
 """What a host is: versions, GPUs, clock, free ports, and whether it sees what others write.
 
-`python -m sgt_ds.launch.facts JSON` prints them as JSON; it runs on every host of a hostfile, through
-ssh. Loads neither torch nor deepspeed.
+`python -m sgt_ds.launch.facts JSON` prints them as JSON; it runs on every host of a hostfile,
+through ssh. Loads neither torch nor deepspeed.
 """
 
 from __future__ import annotations

@@ -75,10 +75,11 @@ class Network:
         return self.hosts * self.ranks_per_host
 
     def seconds(self, size: float, passes: int) -> float:
-        """Of one collective over `size` bytes. `passes`: 2 all-reduce; 1 reduce-scatter, all-gather.
+        """Of a collective over `size` bytes. `passes`: 2 all-reduce; 1 reduce-scatter, all-gather.
 
         A ring carries (n − 1)/n of the bytes in each pass over every link of it, and over every
-        host's network as well; the slowest link sets the pace. Small messages climb a tree of hosts.
+        host's network as well; the slowest link sets the pace. Small messages climb a tree of
+        hosts.
         """
         if self.ranks == 1:
             return 0.0
@@ -177,7 +178,7 @@ def fit_model(
 def check_model(
     model: StepModel, points: Sequence[Point], networks: Mapping[int, Network]
 ) -> list[dict[str, float]]:
-    """Each point beside what the model says of it; `error_ratio` is model over measured, less one."""
+    """Each point beside what the model says of it; `error_ratio`: model over measured, less one."""
     rows = []
     for point in sorted(points, key=lambda point: point.ranks):
         seconds = model.seconds(networks[point.ranks], point.micro_batches)
@@ -218,7 +219,7 @@ def forecast(
     link_gigabits: float,
     micro_batches: int,
 ) -> Forecast:
-    """What the model says of a network that nobody has measured. `base`: the fewest ranks' point."""
+    """What the model says of a network that nobody measured. `base`: the fewest ranks' point."""
     parts = model.parts(network, micro_batches)
     seconds = sum(parts.values())
     tokens = base.tokens / base.ranks / base.micro_batches * micro_batches

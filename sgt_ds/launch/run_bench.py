@@ -111,7 +111,7 @@ class RunFigures:
 
 
 def variant(text: str, num_layers: int, heads: int) -> Variant:
-    """`vanilla`, or METHOD:LOOPS of `sgt`, `attention_loop`, `block_loop`, from the first updates on.
+    """`vanilla`, or METHOD:LOOPS of `sgt`, `attention_loop`, `block_loop`, from the start on.
 
     `sgt:K` is what such a run ends as: the three deepest layers, `heads` heads, K passes each.
     Raises: UserError.
@@ -272,13 +272,13 @@ def _figures(
 
 
 def _median_mfu(main: Series, tokens_per_second: float) -> float | None:
-    """MFU at that speed: what an exporter says of its last interval, carried over. None without a GPU."""
+    """MFU at that speed: an exporter's of its last interval, carried over. None without a GPU."""
     last = main.get(("sgt_mfu_ratio", ()))
     return None if last is None else last * tokens_per_second / main["sgt_tokens_per_second", ()]
 
 
 class _Scraper:
-    """Scrapes a run's exporters while the block runs: what each said last, and after the warm-up."""
+    """Scrapes a run's exporters while the block runs: what each said last and after warm-up."""
 
     def __init__(self, ports: Iterable[int], warm_up_steps: int) -> None:
         self.last: dict[int, Series] = {}

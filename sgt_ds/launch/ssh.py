@@ -42,7 +42,8 @@ def module_command(
     if host is None:
         return words
     remote = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
-    # A connection that is shared with other calls outlives this one, and may hang where a new one won't.
+    # A connection that is shared with other calls outlives this one, and may hang where a new one
+    # won't.
     settings = (
         *("BatchMode=yes", f"ConnectTimeout={connect_seconds}"),
         *("ControlMaster=no", "ControlPath=none"),

@@ -111,36 +111,59 @@ def supervise(
         return _supervise_node(launch, grace_seconds)
     with supervision(run_dir):
         check_unattended(run_dir)
-        layout, asked = RunLayout(run_dir), StopAsked(run_dir)
+        asked = StopAsked(run_dir)
         asked.clear()
         signals = StopSignals()
         try:
-            failures, first = 0, newest_step(layout)
-            while True:
-                before = newest_step(layout)
-                status, reason = _run_once(launch, signals, asked, grace_seconds)
-                if status in (0, BAD_INPUT) or signals.count or asked.is_set():
-                    return _end(run_dir, status, reason)
-                failures = 1 if newest_step(layout) > before else failures + 1
-                if failures > max_restarts:
-                    if max_restarts:
-                        reason += f"; gave up after {max_restarts} restarts without progress"
-                    return _end(run_dir, status, reason)
-                pause = min(first_pause_seconds * 2 ** (failures - 1), LONGEST_PAUSE_SECONDS)
-                _say(
-                    f"{reason}; restart {failures} of {max_restarts} in {pause:.0f} s, from step "
-                    f"{max(newest_step(layout), 0)}"
-                )
-                _pause(pause, signals, asked)
-                if signals.count or asked.is_set():
-                    return _end(run_dir, 0, "stopped before the restart")
-                # `resume: never` or a checkpoint by name said where the first start begins.
-                own = newest_step(layout) > first or launch.config.resume == "never"
-                launch = _prepare_again(prepare, ("resume=auto",) if own else (), launch)
+            return _train(
+                prepare,
+                launch,
+                signals,
+                asked,
+                grace_seconds=grace_seconds,
+                max_restarts=max_restarts,
+                first_pause_seconds=first_pause_seconds,
+            )
         finally:
             asked.clear()
             remove_record(run_dir)
             signals.restore()
+
+
+def _train(
+    prepare: Prepare,
+    launch: Launch,
+    signals: StopSignals,
+    asked: StopAsked,
+    *,
+    grace_seconds: float,
+    max_restarts: int,
+    first_pause_seconds: float,
+) -> int:
+    """Start the run, and start it again after a fault, until its end. Returns its status."""
+    run_dir, layout = launch.config.run_dir, RunLayout(launch.config.run_dir)
+    failures, first = 0, newest_step(layout)
+    while True:
+        before = newest_step(layout)
+        status, reason = _run_once(launch, signals, asked, grace_seconds)
+        if status in (0, BAD_INPUT) or signals.count or asked.is_set():
+            return _end(run_dir, status, reason)
+        failures = 1 if newest_step(layout) > before else failures + 1
+        if failures > max_restarts:
+            if max_restarts:
+                reason += f"; gave up after {max_restarts} restarts without progress"
+            return _end(run_dir, status, reason)
+        pause = min(first_pause_seconds * 2 ** (failures - 1), LONGEST_PAUSE_SECONDS)
+        _say(
+            f"{reason}; restart {failures} of {max_restarts} in {pause:.0f} s, from step "
+            f"{max(newest_step(layout), 0)}"
+        )
+        _pause(pause, signals, asked)
+        if signals.count or asked.is_set():
+            return _end(run_dir, 0, "stopped before the restart")
+        # `resume: never` or a checkpoint by name said where the first start begins.
+        own = newest_step(layout) > first or launch.config.resume == "never"
+        launch = _prepare_again(prepare, ("resume=auto",) if own else (), launch)
 
 
 def _supervise_node(launch: Launch, grace_seconds: float) -> int:
@@ -268,7 +291,7 @@ def _wait(
     asked: StopAsked,
     grace_seconds: float,
 ) -> tuple[str, int]:
-    """Wait until the launcher has ended. Returns why it must be killed instead, or '', and a status."""
+    """Wait until the launcher has ended. Returns why it must be killed, or '', and a status."""
     asked_at: float | None = None
     seen = signals.count
     while child.poll() is None:

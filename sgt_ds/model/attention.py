@@ -1,4 +1,4 @@
-"""The attention sub-layer over all heads or a gathered few. Knows no depth, no layer, no schedule."""
+"""The attention sub-layer over all heads or a gathered few. Knows no depth, layer or schedule."""
 
 from __future__ import annotations
 

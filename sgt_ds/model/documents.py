@@ -19,14 +19,14 @@ TILE = 128
 
 
 class Documents(NamedTuple):
-    """Where the documents of a micro-batch lie. One is made for a forward pass, all layers use it."""
+    """Where a micro-batch's documents lie. One is made for a forward pass, all layers use it."""
 
     positions: Tensor
     """int64 (sequences, positions): each position's place in its own document."""
     last_lengths: Tensor
-    """int64 (sequences,): length of the last position's document, as far as it lies in the sequence."""
+    """int64 (sequences,): length of the last position's document, within the sequence."""
     lengths: tuple[int, ...] | None
-    """Lengths of all documents, one sequence after another; None on CUDA, which must not wait for it."""
+    """Lengths of all documents, sequence by sequence; None on CUDA, which must not wait for it."""
     tiles: BlockMask | None
     """On CUDA: which tiles of queries and keys meet in a document."""
 
@@ -53,15 +53,16 @@ def document_attention(query: Tensor, key: Tensor, value: Tensor, documents: Doc
     All floating (sequences, heads, positions, head_size), and so the result.
     """
     if documents.tiles is not None:
-        # Uncompiled, flex attention writes the whole matrix of scores; inside a compiled block it is
-        # part of the block's own graph.
+        # Uncompiled, flex attention writes the whole matrix of scores; inside a compiled block it
+        # is part of the block's own graph.
         attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
-        # One layout for all three: torch 2.13's compiler for CPUs sums wrongly, without a word, where
-        # values lie otherwise than queries and keys.
+        # One layout for all three: torch 2.13's compiler for CPUs sums wrongly, without a word,
+        # where values lie otherwise than queries and keys.
         return cast(Tensor, attend(query, key, value.contiguous(), block_mask=documents.tiles))
     assert documents.lengths is not None
     sequences, heads, positions, head_size = query.shape
-    # One long row, so that each side's gradient is one concatenation, whatever the documents' number.
+    # One long row, so that each side's gradient is one concatenation, whatever the documents'
+    # number.
     parts = [
         tensor.transpose(0, 1).reshape(1, heads, sequences * positions, head_size)
         for tensor in (query, key, value)
@@ -73,8 +74,9 @@ def document_attention(query: Tensor, key: Tensor, value: Tensor, documents: Doc
 
 
 def _tiles(starts: Tensor) -> BlockMask:
-    """Tiles of the causal document mask, computed tile by tile: a tile of queries meets the tiles of
-    keys from its first position's document on. `create_block_mask` would look at every position pair.
+    """Tiles of the causal document mask, computed tile by tile: a tile of queries meets the tiles
+    of keys from its first position's document on. `create_block_mask` would look at every position
+    pair.
     """
     length = starts.shape[1]
     count = -(-length // TILE)

@@ -12,8 +12,8 @@ from torch import Tensor
 # Of NVIDIA GPUs, from which on tensor cores multiply float8: Ada, Hopper and later.
 FLOAT8_CAPABILITY = (8, 9)
 
-# What is smaller than this is scaled as if it were as large, so that neither a factor nor its inverse
-# leaves float32; zeros have a factor too.
+# What is smaller than this is scaled as if it were as large, so that neither a factor nor its
+# inverse leaves float32; zeros have a factor too.
 _LEAST = 1e-30
 
 
@@ -22,10 +22,10 @@ def linear(x: Tensor, weight: Tensor, fp8: bool) -> Tensor:
 
     `x`: floating (…, in); `weight`: (out, in), of the dtype of `x`. Returns (…, out), dtype of `x`.
     In float8 each operand has one factor, which brings its largest magnitude to the largest number
-    of the format: e4m3 for `x` and `weight`, e5m2 for the gradient that comes back. Sums are float32.
-    `in` and `out` must be multiples of 16, and the rows of `x` too where there is a backward pass;
-    a CPU takes others. What is not finite stays so. Formats: Micikevicius et al. 2022, "FP8 formats
-    for deep learning".
+    of the format: e4m3 for `x` and `weight`, e5m2 for the gradient that comes back. Sums are
+    float32. `in` and `out` must be multiples of 16, and the rows of `x` too where there is a
+    backward pass; a CPU takes others. What is not finite stays so. Formats: Micikevicius et al.
+    2022, "FP8 formats for deep learning".
     """
     if not fp8:
         return F.linear(x, weight)

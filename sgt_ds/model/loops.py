@@ -1,4 +1,4 @@
-"""Passes of the looping layers as a model takes them: shapes as plain values, the rest as tensors."""
+"""Passes of the looping layers as a model takes them: shapes are plain values, the rest tensors."""
 
 from __future__ import annotations
 

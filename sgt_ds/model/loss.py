@@ -20,7 +20,7 @@ Chunk: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tens
 
 
 def logits_of(x: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
-    """Final norm and output matrix: floating (sequences, positions, rows of `head`), dtype of `x`."""
+    """Final norm and output matrix: (sequences, positions, rows of `head`), in the dtype of `x`."""
     return F.linear(rms_norm(x, norm, eps), head.to(x.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Several passes of a few heads, computed in the space of those heads. Knows no layer, no schedule."""
+"""Several passes of a few heads, computed in these heads' space. Knows no layer, no schedule."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def narrow_loop(
     multiplies each head's output by, or None. Returns H(depth), shape and dtype of `x` = H(0).
 
     With P the heads' rows of W_q, W_k, W_v times the norm's weight, O their columns of W_o and
-    m(k) what their attention gives in pass k, H(k) = H(k−1) + O·m(k). All that the next pass reads of
-    H(k) is its product with P and its square, and both follow from m(k) alone:
+    m(k) what their attention gives in pass k, H(k) = H(k−1) + O·m(k). All that the next pass reads
+    of H(k) is its product with P and its square, and both follow from m(k) alone:
     P·H(k) = P·H(k−1) + (P·O)·m(k), |H(k)|² = |H(k−1)|² + m(k)·(2·Oᵀ·H(k−1) + (Oᵀ·O)·m(k)).
     So the residual stream, many times wider than the heads, is read once and written once for all
     passes. The square and what the heads give add up in at least float32. As exact as pass by pass
-    where a pass changes the stream by a small part of it; the more of it a pass takes away, the more
-    of the rounding of what was there stays: of one half 1.5 times the error, of nine tenths 8 times.
+    where a pass changes the stream by a small part of it; the more of it a pass takes away, the
+    more of the rounding of what was there stays: of one half 1.5 times the error, of nine tenths 8
+    times.
     Paper, eq. 5 to 7: H(k).
     """
     width, precise = x.shape[-1], torch.promote_types(x.dtype, torch.float32)
@@ -65,7 +66,7 @@ def narrow_loop(
         _, columns_of_change = change.split_with_sizes(parts, -1)
         both = 2 * columns_of_stream.to(precise) + columns_of_change.to(precise)
         changed = square + (mixed * both).sum(-1, keepdim=True)
-        # Where heads take nearly all of the stream away, what is left is less than the rounding of it.
+        # Where heads take nearly all of the stream away, what is left is less than its rounding.
         square = torch.maximum(changed, floor * square)
         read = read + change
     assert total is not None

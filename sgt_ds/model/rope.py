@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class RotaryTables:
-    """Cosines and sines by position, float32 (positions, head_size / 2), grown as longer inputs come.
+    """Cosines and sines by position, float32 (positions, head_size / 2), grown as inputs need.
 
     Plain tensors, neither parameters nor buffers: an engine that casts its module to bfloat16 must
     not cast angles. Made on the CPU, so that every device has the same bits, and moved once.

@@ -173,7 +173,7 @@ class Transformer(nn.Module):
         return whole(x, norm, head, targets, eps)
 
     def _initialise(self, seed: int) -> None:
-        """Matrices from one seeded CPU generator in the order of their names' definition; norms 1."""
+        """Matrices from one seeded CPU generator, in the order of definition; norms 1."""
         generator = torch.Generator().manual_seed(seed)
         std = self.config.init_std
         for parameter in self.parameters():

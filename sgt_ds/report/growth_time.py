@@ -25,10 +25,10 @@ class GrowthPause:
 def growth_pauses(history: RunHistory) -> list[GrowthPause]:
     """The start, and every change of what the layers run, with the seconds that it cost.
 
-    Needs a journal with its header, and a row of metrics for every update (`training.log_every: 1`).
-    A change costs what the update that ends in the decision and the first one after it took longer
-    than the median of those until the next change: statistics reduced, Θ broadcast, new kinds of
-    block compiled. The end of an entry is a change too.
+    Needs a journal with its header, and metrics of every update (`training.log_every: 1`).
+    A change costs what the update that ends in the decision and the first one after it took
+    longer than the median of those until the next change: statistics reduced, Θ broadcast, new
+    kinds of block compiled. The end of an entry is a change too.
     """
     seconds = {update.step: update.step_seconds for update in history.updates}
     changes = _changes(history)

@@ -1,4 +1,4 @@
-"""The whole story of one run, from its directory: what a report shows. Knows no page and no plot."""
+"""The whole story of one run, from its directory: what a report shows. Knows no page or plot."""
 
 from __future__ import annotations
 

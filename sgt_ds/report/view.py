@@ -64,7 +64,7 @@ class RunView:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the last update at the speed of now; None where it cannot be told, or none comes."""
+        """Time to the last update at the speed of now; None where it is unknown or none comes."""
         if self.is_over and self.step != self.steps:
             return None
         if not (self.steps and self.step and self.tokens and self.tokens_per_second):

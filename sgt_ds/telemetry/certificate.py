@@ -49,7 +49,7 @@ class Certificate:
                     f"cannot be loaded ({error}); give a PEM file",
                 ) from None
         try:
-            # An empty password makes an encrypted key fail; without one OpenSSL would ask a terminal.
+            # An empty password makes an encrypted key fail; without one OpenSSL asks a terminal.
             context.load_cert_chain(self._certificate, self._private_key, password=lambda: "")
         except OSError as error:
             raise UserError(

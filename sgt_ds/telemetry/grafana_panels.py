@@ -1,8 +1,8 @@
 """Kinds of Grafana panels, each with colours that stay apart for people who see few of them.
 
 Lines take fixed colours of the Okabe–Ito palette, by query or by the name of a series; lines whose
-names nobody knows beforehand (ranks, runs) take shades of one blue. Heat maps go from yellow to blue,
-whose lightness falls all the way. Knows no metric.
+names nobody knows beforehand (ranks, runs) take shades of one blue. Heat maps go from yellow to
+blue, whose lightness falls all the way. Knows no metric.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def heat_over_time(
     width: int = 12,
     height: int = 10,
 ) -> Panel:
-    """Rows of coloured cells over time. `most`: value of the darkest cell; None: the highest seen."""
+    """Rows of coloured cells over time. `most`: value of the darkest cell; None: highest seen."""
     limits = {} if most is None else {"min": 0, "max": most}
     return Panel(
         title,

@@ -30,8 +30,8 @@ class Beat:
 
     `part`: of the update in progress. `count`: parts entered so far; all ranks enter the same ones
     in the same order. `limit_seconds`: how long the part may take before it counts as a hang;
-    `silence_seconds`: how long the rank may give no sign meanwhile; `seconds`: how long the part has
-    taken, as its own rank counts. `asked`: whether a SIGTERM came.
+    `silence_seconds`: how long the rank may give no sign meanwhile; `seconds`: how long the part
+    has taken, as its own rank counts. `asked`: whether a SIGTERM came.
     `end`: '' while the rank lives; then why it ended, and `blames_peer` says that it lost another.
     """
 
@@ -182,7 +182,7 @@ def hang(
 
 
 def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
-    """Of a launch whose processes have all ended: which ranks fell first, and where. '' if none did.
+    """Of a launch whose processes all ended: which ranks fell first, and where. '' if none did.
 
     A rank that was killed left no word; one that failed by itself said why; the others lost a peer,
     were asked to end because one had fallen, or ended well because some saw their launcher gone.

@@ -1,8 +1,8 @@
 """Time and memory of one training step, a method beside vanilla and beside what its FLOPs say.
 
 One process, plain torch: forward and backward of some micro-batches, AdamW, on random tokens. Knows
-no launcher, no data and no run. Every round times every case once, so that a machine that slows down
-slows them all.
+no launcher, no data and no run. Every round times every case once, so that a machine that slows
+down slows them all.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sgt_ds.config import Entry, ModelConfig
+from sgt_ds.config import Entry, ModelConfig, OptimizerConfig
 from sgt_ds.flops import loop_flops_per_token, parameter_count, vanilla_flops_per_token
 from sgt_ds.growth import Loop, Passes, Scope, State, passes_at
 from sgt_ds.memory import peak_resident_bytes, reset_peak_resident
 from sgt_ds.model import LoopInputs, Transformer, loop_inputs
 from sgt_ds.progress import Progress
+from sgt_ds.training.optimizer import build_optimizer
+from sgt_ds.training.timing import synchronize
 
 WARM_UP_STEPS = 2
 
@@ -107,15 +109,15 @@ class _Stepper:
         device = self.inputs.device
         self.model.compile_blocks = mode == "compiled"
         self.optimizer.zero_grad(set_to_none=True)
-        _wait_for(device)
+        synchronize(device)
         started = time.perf_counter()
         for _ in range(self.micro_batches):
             loss = self.model(self.inputs, self.targets, loops=loops, measure=measure).loss
             loss.backward()
-        _wait_for(device)
+        synchronize(device)
         middle = time.perf_counter()
         self.optimizer.step()
-        _wait_for(device)
+        synchronize(device)
         return middle - started, time.perf_counter() - started
 
 
@@ -212,13 +214,8 @@ def _stepper(setting: Setting) -> _Stepper:
     model = Transformer(setting.model, fp8=setting.fp8).to(
         device=setting.device, dtype=setting.dtype
     )
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    norms = [weight for weight in model.parameters() if weight.dim() == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
-        lr=1e-5,
-        betas=(0.9, 0.95),
-        fused=setting.device.type == "cuda",
+    optimizer = build_optimizer(
+        model, OptimizerConfig(lr=1e-5), fused=setting.device.type == "cuda"
     )
     shape = (setting.micro_batch_size, setting.sequence_length + 1)
     generator = torch.Generator().manual_seed(0)
@@ -265,11 +262,6 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, high
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _reset_peak(device: torch.device) -> None:

@@ -1,8 +1,9 @@
-"""Joins the finished parts of a run: configuration in, a trainer that stands where it left off out."""
+"""Joins the parts of a run: configuration in, a trainer that stands where it left off out."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -10,7 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sgt_ds.config import RunConfig, RunLayout, prepare_run_directory, save_run_config
+from sgt_ds.config import (
+    GrowthConfig,
+    RunConfig,
+    RunLayout,
+    prepare_run_directory,
+    save_run_config,
+)
 from sgt_ds.data import Loader, check_data, check_shards, open_token_set, validation_batches
 from sgt_ds.errors import UserError
 from sgt_ds.flops import FlopsCounter, earliest_outcome
@@ -93,63 +100,20 @@ def build_trainer(
 
     Raises: UserError where data, model, files or ports do not fit each other.
     """
-    layout, data, training = RunLayout(config.run_dir), config.data, config.training
+    layout = RunLayout(config.run_dir)
     settled = resolve_growth(config.growth, config.model)
-    model = Transformer(
-        config.model,
-        seed=training.seed,
-        compile_blocks=training.compile,
-        activation_checkpointing=training.activation_checkpointing,
-        fp8=training.fp8,
-    )
-    # Once saved, a run needs its start no more.
-    if config.init is not None and not any(layout.checkpoints.glob("step-*")):
-        path = config.init
-        load_start(model, ranks.from_main(lambda: checked_start(path, config.model)))
-        log.info("weights of %s", path)
-    model = model.to(ranks.device)
+    model = _model(config, ranks, layout)
     heartbeat.enter("start")
-    compiled: CompileCache | None = None
-    if training.compile_cache is not None:
-        compiled = CompileCache(training.compile_cache, ranks)
-        compiled.load()
+    compiled = _compiled(config, ranks)
     engine = build_engine(model, config, ranks, config_file)
     parts = StepParts(ranks.device, heartbeat.enter)
     parts.time_reduction(engine)
     heartbeat.enter("start")
-    loader = Loader(
-        data.train,
-        sequence_length=data.sequence_length,
-        global_batch_size=training.global_batch_size,
-        micro_batch_size=training.micro_batch_size,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        seed=training.seed,
-        document_starts=data.document_mask,
-        exhausted=data.exhausted,
-        cache_dir=data.cache_dir,
-    )
+    loader = _loader(config, ranks)
     _say_that_float8_is_slow(config, ranks)
     _say_what_data_imply(config, loader, ranks)
-    header, opened = journal_header(config, settled), list[Journal]()
-    ranks.on_main(lambda: opened.append(Journal.open_or_create(layout.journal, header)))
-    growth = GrowthController(
-        build_policy(config.method, settled, config.model),
-        settled,
-        config.model,
-        journal=opened[0] if ranks.is_main else None,
-        group=ranks.host_group,
-        device=ranks.device,
-        writes=lambda: heartbeat.enter("report"),
-    )
-    planned = earliest_outcome(
-        config.model,
-        config.method,
-        settled,
-        sequence_length=data.sequence_length,
-        global_batch_size=training.global_batch_size,
-        steps=training.steps,
-    )
+    growth = _growth(config, settled, layout, ranks, heartbeat)
+    planned_overhead = _planned_overhead(config, settled)
     telemetry = start_telemetry(config, ranks)
     checkpoints = RunCheckpoints(
         config,
@@ -167,7 +131,7 @@ def build_trainer(
         engine=engine,
         loader=loader,
         growth=growth,
-        flops=FlopsCounter(config.model, data.sequence_length),
+        flops=FlopsCounter(config.model, config.data.sequence_length),
         telemetry=telemetry,
         metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
         checkpoints=checkpoints,
@@ -178,10 +142,86 @@ def build_trainer(
             config, engine.module, ranks, loader.token_sets[0], layout.evaluations, heartbeat
         ),
         peak_flops=_peak_flops(ranks.device),
-        planned_overhead=planned.overhead_at,
+        planned_overhead=planned_overhead,
         parts=parts,
         compiled=compiled,
     )
+
+
+def _model(config: RunConfig, ranks: Ranks, layout: RunLayout) -> Transformer:
+    """The model on this rank's device, with the weights that the run begins with. Collective."""
+    training = config.training
+    model = Transformer(
+        config.model,
+        seed=training.seed,
+        compile_blocks=training.compile,
+        activation_checkpointing=training.activation_checkpointing,
+        fp8=training.fp8,
+    )
+    # Once saved, a run needs its start no more.
+    if config.init is not None and not layout.has_checkpoints():
+        path = config.init
+        load_start(model, ranks.from_main(lambda: checked_start(path, config.model)))
+        log.info("weights of %s", path)
+    return model.to(ranks.device)
+
+
+def _compiled(config: RunConfig, ranks: Ranks) -> CompileCache | None:
+    """What an earlier start compiled, loaded; None where nothing is kept. Collective."""
+    if config.training.compile_cache is None:
+        return None
+    compiled = CompileCache(config.training.compile_cache, ranks)
+    compiled.load()
+    return compiled
+
+
+def _loader(config: RunConfig, ranks: Ranks) -> Loader:
+    data, training = config.data, config.training
+    return Loader(
+        data.train,
+        sequence_length=data.sequence_length,
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        seed=training.seed,
+        document_starts=data.document_mask,
+        exhausted=data.exhausted,
+        cache_dir=data.cache_dir,
+    )
+
+
+def _growth(
+    config: RunConfig,
+    settled: GrowthConfig,
+    layout: RunLayout,
+    ranks: Ranks,
+    heartbeat: Heartbeat,
+) -> GrowthController:
+    """The controller, with the run's journal on rank 0. Collective."""
+    header, opened = journal_header(config, settled), list[Journal]()
+    ranks.on_main(lambda: opened.append(Journal.open_or_create(layout.journal, header)))
+    return GrowthController(
+        build_policy(config.method, settled, config.model),
+        settled,
+        config.model,
+        journal=opened[0] if ranks.is_main else None,
+        group=ranks.host_group,
+        device=ranks.device,
+        writes=lambda: heartbeat.enter("report"),
+    )
+
+
+def _planned_overhead(config: RunConfig, settled: GrowthConfig) -> Callable[[int], float]:
+    """The cumulative FLOPs overhead that is planned at a step."""
+    return earliest_outcome(
+        config.model,
+        config.method,
+        settled,
+        sequence_length=config.data.sequence_length,
+        global_batch_size=config.training.global_batch_size,
+        steps=config.training.steps,
+    ).overhead_at
 
 
 def _check_float8(ranks: Ranks, config_file: str) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch.distributed as dist
 
 from sgt_ds.files import write_text_atomically
 from sgt_ds.training.engine import Ranks, join_ranks, leave_ranks
+from sgt_ds.training.timing import median_seconds
 
 # Too small for a link's bandwidth to matter.
 SMALL_BYTES = 4096
@@ -43,18 +42,14 @@ def time_collectives(ranks: Ranks, size: int) -> dict[str, dict[str, float]]:
 
 
 def _seconds(ranks: Ranks, collective: Callable[[], object]) -> float:
-    on_gpu = ranks.device.type == "cuda"
-    times = []
-    for _ in range(WARM_UP + ROUNDS):
-        dist.barrier(group=ranks.host_group)
-        if on_gpu:
-            torch.cuda.synchronize(ranks.device)
-        started = time.perf_counter()
-        collective()
-        if on_gpu:
-            torch.cuda.synchronize(ranks.device)
-        times.append(time.perf_counter() - started)
-    slowest = torch.tensor([statistics.median(times[WARM_UP:])], dtype=torch.float64)
+    own = median_seconds(
+        ranks.device,
+        collective,
+        warm_up=WARM_UP,
+        rounds=ROUNDS,
+        before=partial(dist.barrier, group=ranks.host_group),
+    )
+    slowest = torch.tensor([own], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=ranks.host_group)
     return float(slowest)
 

@@ -1,7 +1,8 @@
 """What torch compiled, kept for the next start. Knows no model and no step.
 
 torch keeps what it compiled in a folder of each host, which a new machine or container does not
-have, and which hosts must not share. A kept file holds what they compiled, whole or absent, for all hosts.
+have, and which hosts must not share. A kept file holds what they compiled, whole or absent, for all
+hosts.
 
 Nothing is taken out of it: torch does not tell which entries a run has asked for, the kinds of late
 growth lie longest before they are needed and stall training where they are gone, and a host that
@@ -183,7 +184,7 @@ def _private_folder() -> Path:
 
 
 def _unpack(kept: zipfile.ZipFile, folder: Path) -> None:
-    """Write the entries that are not there yet, each whole or not at all; their CRCs are checked."""
+    """Write the entries that are not there yet, each whole or not at all; CRCs are checked."""
     for member in kept.infolist():
         path = folder / member.filename
         if (

@@ -19,9 +19,11 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
 
-from sgt_ds.config import OptimizerConfig, RunConfig, resolve_deepspeed
+from sgt_ds.checkpoints import from_first
+from sgt_ds.config import RunConfig, resolve_deepspeed
 from sgt_ds.errors import UserError
 from sgt_ds.training.network import adopt_mpirun, choose_gloo_interface
+from sgt_ds.training.optimizer import build_optimizer
 
 # Set for one process that no launcher started, so that `python -m sgt_ds.train` works as well.
 _SINGLE_PROCESS = {
@@ -70,17 +72,7 @@ class Ranks:
 
         Raises: rank 0's UserError, on all ranks.
         """
-        box: list[Any] = [None, None]
-        if self.is_main:
-            try:
-                box[0] = action()
-            except UserError as error:
-                box[1] = (error.file, error.field, error.message)
-        dist.broadcast_object_list(box, src=0, group=self.host_group)
-        if box[1] is not None:
-            raise UserError(*box[1], everywhere=True)
-        answer: Answer = box[0]
-        return answer
+        return from_first(action, self.host_group)
 
 
 def join_ranks(timeout_seconds: float) -> Ranks:
@@ -132,29 +124,6 @@ def leave_ranks() -> None:
     """Leave the process group: a gloo run that just ends may abort at exit."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups: matrices decay, norm weights do not."""
-
-    def select(matrices: bool) -> list[nn.Parameter]:
-        return [p for p in model.parameters() if (p.ndim > 1) == matrices]
-
-    return [
-        {"params": select(True), "weight_decay": weight_decay},
-        {"params": select(False), "weight_decay": 0.0},
-    ]
-
-
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW from torch: DeepSpeed's own is compiled on first use."""
-    return torch.optim.AdamW(
-        parameter_groups(model, config.weight_decay),
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        fused=True,
-    )
 
 
 def build_engine(

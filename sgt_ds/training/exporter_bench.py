@@ -23,6 +23,7 @@ from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
 from sgt_ds.telemetry import Exporter, HardwareSampler, full_record
 from sgt_ds.training.parts import StepParts
+from sgt_ds.training.timing import synchronize
 
 # What monitoring/prometheus.yml ships.
 SCRAPE_INTERVAL_SECONDS = 15.0
@@ -125,37 +126,60 @@ def bench_exporter(
             page = answer.read()
         for _ in range(3):
             step()
-        taken, seconds = 0, _BENCH_INTERVAL_SECONDS * scrapes / rounds
-        alone: list[float] = []
-        scraped: list[float] = []
-        cpu = {True: 0.0, False: 0.0}
-        with Progress("bench exporter", scrapes, "scrapes") as progress:
-            while taken < scrapes:
-                for scraping, times in ((False, alone), (True, scraped)):
-                    _tell(scraper, "on" if scraping else "off")
-                    others = time.process_time() - time.thread_time()
-                    times.append(_timed(step, seconds=seconds))
-                    found = _tell(scraper, "off") if scraping else 0
-                    cpu[scraping] += time.process_time() - time.thread_time() - others
-                    taken += found
-                    # The turn without scrapes is half of the way to them.
-                    half = scrapes / rounds / 2
-                    progress.advance(found - half if scraping else half)
+        measured = _rounds(step, scraper, scrapes=scrapes, rounds=rounds)
     finally:
         scraper.kill()
         scraper.wait()
         exporter.close()
+    return _result(device, page, measured, publish_seconds)
+
+
+@dataclass
+class _Measured:
+    """Seconds of a step in each round, and CPU seconds beside it; by whether it was scraped."""
+
+    step_seconds: dict[bool, list[float]]
+    cpu_seconds: dict[bool, float]
+    scrapes: int = 0
+
+
+def _rounds(
+    step: Callable[[], None], scraper: subprocess.Popen[str], *, scrapes: int, rounds: int
+) -> _Measured:
+    """Train with and without scrapes in turn, until there were enough of them."""
+    seconds = _BENCH_INTERVAL_SECONDS * scrapes / rounds
+    measured = _Measured({False: [], True: []}, {False: 0.0, True: 0.0})
+    with Progress("bench exporter", scrapes, "scrapes") as progress:
+        while measured.scrapes < scrapes:
+            for scraping in (False, True):
+                _tell(scraper, "on" if scraping else "off")
+                others = time.process_time() - time.thread_time()
+                measured.step_seconds[scraping].append(_timed(step, seconds=seconds))
+                found = _tell(scraper, "off") if scraping else 0
+                own = time.process_time() - time.thread_time() - others
+                measured.cpu_seconds[scraping] += own
+                measured.scrapes += found
+                # The turn without scrapes is half of the way to them.
+                half = scrapes / rounds / 2
+                progress.advance(found - half if scraping else half)
+    return measured
+
+
+def _result(
+    device: torch.device, page: bytes, measured: _Measured, publish_seconds: float
+) -> ExporterBench:
+    alone, scraped = measured.step_seconds[False], measured.step_seconds[True]
     ratios = [own / base for own, base in zip(scraped, alone, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    step_seconds = statistics.median(alone)
-    cpu_seconds = max(0.0, cpu[True] - cpu[False]) / taken
+    step_seconds, cpu = statistics.median(alone), measured.cpu_seconds
+    cpu_seconds = max(0.0, cpu[True] - cpu[False]) / measured.scrapes
     return ExporterBench(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         series=sum(not line.startswith(b"#") for line in page.splitlines()),
         scrape_bytes=len(page),
         step_seconds=step_seconds,
         rounds=len(ratios),
-        scrapes=taken,
+        scrapes=measured.scrapes,
         cpu_seconds_per_scrape=cpu_seconds,
         ratio_at_interval=cpu_seconds / SCRAPE_INTERVAL_SECONDS,
         interval_seconds=SCRAPE_INTERVAL_SECONDS,
@@ -182,8 +206,7 @@ def _step_of(
             loss.backward()
         with parts.device("optimizer"):
             optimizer.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         parts.read_passed()
 
     return step

@@ -34,8 +34,8 @@ Item = TypeVar("Item")
 class Heartbeat:
     """Writes where this rank stands; ends the process where one part takes longer than it may.
 
-    `hang_seconds`, `patient_seconds`: as `PartLimits` takes them. `launched`: whether a launcher must
-    stand above.
+    `hang_seconds`, `patient_seconds`: as `PartLimits` takes them. `launched`: whether a launcher
+    must stand above.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Heartbeat:
     ) -> None:
         self.folder = folder
         self.saves: Callable[[], bool] = lambda: False
-        """Whether a save is under way: its writes may hold up signs of life on the disk they share."""
+        """Whether a save is under way: its writes may hold up signs of life on a shared disk."""
         self._rank, self._host, self._alone = rank, socket.gethostname(), world_size == 1
         self._next_rank = (rank + 1) % world_size
         self._limits = PartLimits(hang_seconds, patient_seconds)

@@ -5,7 +5,6 @@ A checksum a parameter, made on the device; the ranks compare them on the host.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sgt_ds.errors import StateMismatch
+from sgt_ds.growth import odd_ranks
 from sgt_ds.training.engine import Ranks
 
 # Elements of one row: rows are summed, and weighed by their place.
@@ -48,9 +48,7 @@ def compare_ranks(model: nn.Module, step: int, ranks: Ranks) -> None:
     gathered = [torch.empty_like(own) for _ in range(ranks.world_size)]
     dist.all_gather(gathered, own, group=ranks.host_group)
     seen = [tuple(each.tolist()) for each in gathered]
-    counted = Counter(seen)
-    reference = max(seen, key=lambda each: counted[each])  # the first of equal counts
-    odd = [rank for rank, each in enumerate(seen) if each != reference]
+    odd, reference = odd_ranks(seen)
     if odd:
         raise StateMismatch(_described(odd, seen, reference, model, step))
 

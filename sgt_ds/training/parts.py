@@ -56,7 +56,7 @@ class StepParts:
             self._passing.append((part, within, begin, end))
 
     def time_reduction(self, engine: Any) -> None:
-        """Take what `engine.backward` waits for at its end, gradients on their way, for `reduce`."""
+        """Time what `engine.backward` waits for at its end, gradients on their way, as `reduce`."""
         reduce = engine.allreduce_gradients
 
         def timed(*arguments: Any, **options: Any) -> None:

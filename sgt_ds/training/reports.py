@@ -1,4 +1,4 @@
-"""Where a run's figures go: the log, metrics.jsonl and the exporter. Decides and measures nothing."""
+"""Where a run's figures go: log, metrics.jsonl and exporter. Decides and measures nothing."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,6 +15,7 @@ from pathlib import Path
 import torch
 
 from sgt_ds.files import write_text_atomically
+from sgt_ds.training.timing import median_seconds
 
 WARM_UP, ROUNDS = 3, 7
 # Rows of the square matrices, and bytes of the copy: large enough to fill the device.
@@ -53,18 +52,13 @@ def measure_roofline(device: torch.device, dtype: torch.dtype) -> Roofline:
 
 def _seconds(device: torch.device, work: Callable[[], object]) -> float:
     """Median seconds of one piece of work."""
-    on_gpu, queued = device.type == "cuda", _QUEUED[device.type]
-    times = []
-    for _ in range(WARM_UP + ROUNDS):
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        started = time.perf_counter()
+    queued = _QUEUED[device.type]
+
+    def several() -> None:
         for _ in range(queued):
             work()
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - started) / queued)
-    return statistics.median(times[WARM_UP:])
+
+    return median_seconds(device, several, warm_up=WARM_UP, rounds=ROUNDS) / queued
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
-    """Saves while training goes on, with the facts that conversion needs beside the trainer's state.
+    """Saves while training goes on, with what conversion needs beside the trainer's state.
 
     A save that fails is told, counted, and tried again when the next one is due: nothing but the
     saving stops. One is under way at a time; where the next is due before it is complete, training

@@ -8,7 +8,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from sgt_ds.config import ModelConfig, OptimizerConfig
 from sgt_ds.flops import parameter_count
 from sgt_ds.model import Transformer
 from sgt_ds.progress import Progress
-from sgt_ds.training.engine import Ranks, build_optimizer, join_ranks, leave_ranks
+from sgt_ds.training.engine import Ranks, join_ranks, leave_ranks
+from sgt_ds.training.optimizer import build_optimizer
+from sgt_ds.training.timing import synchronize
 
 TIMEOUT_SECONDS = 600.0
 
@@ -66,10 +69,10 @@ def bench_saving(
     sequence_length: int,
     scratch: Path | None,
 ) -> SavingBench:
-    """Time both ways of saving in turn, `rounds` times. The first save must be this process's first.
+    """Time both ways of saving in turn, `rounds` times. The first must be this process's first.
 
-    `threads`: torch's on the CPU. `dtype`: fp32 or bf16. `scratch`: where checkpoints are written for
-    a while; None: the system's temporary folder. Raises: SaveFailed where it is full.
+    `threads`: torch's on the CPU. `dtype`: fp32 or bf16. `scratch`: where checkpoints are written
+    for a while; None: the system's temporary folder. Raises: SaveFailed where it is full.
     """
     torch.set_num_threads(threads)
     ranks = join_ranks(TIMEOUT_SECONDS)
@@ -97,8 +100,7 @@ def _measure(
         began = time.perf_counter()
         engine.backward(engine(tokens[:, :-1], tokens[:, 1:]).loss)
         engine.step()
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(ranks.device)
         return time.perf_counter() - began
 
     def saver(background: bool) -> Saver:
@@ -113,47 +115,70 @@ def _measure(
     at_once, beside = saver(False), saver(True)
     beside.prepare()  # as a run does when it begins to train
     update()  # the optimizer's state is there from now on
-    alone = [update() for _ in range(3)]
-    waits, stalls, written, during, size = [], [], [], [], 0
+    times = _rounds(rounds, ranks, update, at_once, beside)
+    at_once.close()
+    beside.close()
+    return _result(model, dtype, ranks.device, times)
+
+
+@dataclass
+class _Times:
+    """Seconds, round by round. `during`: of updates all the while something was written."""
+
+    alone: list[float]
+    waits: list[float] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
+    written: list[float] = field(default_factory=list)
+    during: list[float] = field(default_factory=list)
+    checkpoint_bytes: int = 0
+
+
+def _rounds(
+    rounds: int, ranks: Ranks, update: Callable[[], float], at_once: Saver, beside: Saver
+) -> _Times:
+    """Save at once and beside training in turn. `update`: takes one, returns its seconds."""
+    times = _Times(alone=[update() for _ in range(3)])
     with Progress("bench checkpoint", rounds, "round") as progress:
         for step in range(1, rounds + 1):
             began = time.perf_counter()
             at_once.begin(step, {})
             at_once.wait()
-            waits.append(time.perf_counter() - began)
+            times.waits.append(time.perf_counter() - began)
             beside.begin(step, {})
             saved: Saved | None = None
             while saved is None:  # as the training loop does
                 busy = beside.is_busy()
                 seconds = update()
                 if busy and beside.is_busy():  # it was written all the while
-                    during.append(seconds)
+                    times.during.append(seconds)
                 if not ranks.any(beside.is_busy())[0]:
                     saved = beside.advance()
-            stalls.append(saved.stall_seconds)
-            written.append(saved.seconds)
-            size = sum(file.stat().st_size for file in saved.path.iterdir())
-            alone.append(update())
+            times.stalls.append(saved.stall_seconds)
+            times.written.append(saved.seconds)
+            times.checkpoint_bytes = sum(file.stat().st_size for file in saved.path.iterdir())
+            times.alone.append(update())
             progress.advance(1)
-    at_once.close()
-    beside.close()
-    later = stalls[1:] or stalls
-    stall, at_once_seconds = statistics.median(later), statistics.median(waits)
+    return times
+
+
+def _result(model: ModelConfig, dtype: str, device: torch.device, times: _Times) -> SavingBench:
+    stalls = times.stalls
+    stall, at_once_seconds = statistics.median(stalls[1:] or stalls), statistics.median(times.waits)
     return SavingBench(
         parameters=parameter_count(model),
         dtype=dtype,
-        device=ranks.device.type,
+        device=device.type,
         threads=torch.get_num_threads(),
-        rounds=rounds,
-        checkpoint_bytes=size,
+        rounds=len(stalls),
+        checkpoint_bytes=times.checkpoint_bytes,
         at_once_seconds=at_once_seconds,
         stall_seconds=stall,
         first_stall_seconds=stalls[0],
         stall_ratio=stall / at_once_seconds,
         first_stall_ratio=stalls[0] / at_once_seconds,
-        written_seconds=statistics.median(written),
-        step_seconds=statistics.median(alone),
-        step_beside_seconds=statistics.median(during) if during else None,
+        written_seconds=statistics.median(times.written),
+        step_seconds=statistics.median(times.alone),
+        step_beside_seconds=statistics.median(times.during) if times.during else None,
     )
 
 

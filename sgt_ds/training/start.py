@@ -17,7 +17,10 @@ _NO_SHAPE = {"init_std"}
 
 
 def checked_start(path: Path, model: ModelConfig) -> Start:
-    """The verified start in `path`. Raises: UserError where it is none, damaged or of another shape."""
+    """The verified start in `path`.
+
+    Raises: UserError where it is none, damaged or of another shape.
+    """
     check_start(path)
     start = read_start(path)
     theirs, ours = start.model.model_dump(exclude=_NO_SHAPE), model.model_dump(exclude=_NO_SHAPE)

@@ -36,20 +36,20 @@ def start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
     if not config.telemetry.enabled:
         return None
     exporter: Exporter | None = None
-    told: tuple[str, str | None, str] | TargetGroup
+    told: UserError | TargetGroup
     run = config.run_dir.name
     try:
         exporter = _exporter(config, ranks)
         exporter.start()
         told = own_target(config.telemetry.host, exporter.port, run=run, rank=ranks.rank)
     except UserError as error:
-        told = (error.file, error.field, error.message)
-    everyone: list[tuple[str, str | None, str] | TargetGroup] = [told] * ranks.world_size
+        told = error
+    everyone: list[UserError | TargetGroup] = [told] * ranks.world_size
     dist.all_gather_object(everyone, told, group=ranks.host_group)
     groups: list[TargetGroup] = []
     for answer in everyone:
-        if isinstance(answer, tuple):
-            raise UserError(*answer, everywhere=True)
+        if isinstance(answer, UserError):
+            raise answer.on_all_ranks()
         groups.append(answer)
     if exporter is not None and ranks.is_main:
         exporter.serve_targets(groups)

@@ -15,7 +15,7 @@ from sgt_ds.config import RunConfig
 from sgt_ds.data import Loader
 from sgt_ds.flops import FlopsCounter
 from sgt_ds.growth import Decision, GrowthController
-from sgt_ds.model import loop_inputs
+from sgt_ds.model import LoopInputs, loop_inputs
 from sgt_ds.telemetry import Exporter, StepRecord
 from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, set_learning_rate
@@ -28,7 +28,7 @@ from sgt_ds.training.reports import Reports
 from sgt_ds.training.run_directory import MetricsFile
 from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.schedule import learning_rate
-from sgt_ds.training.speed import Speed
+from sgt_ds.training.throughput import Throughput
 from sgt_ds.training.totals import StepTotals
 from sgt_ds.training.validation import ValidationLoss
 
@@ -97,7 +97,7 @@ class Trainer:
         self.compiled = compiled
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
-        self._speed = Speed()
+        self._throughput = Throughput()
 
     def train(self) -> None:
         """Run the remaining updates, or those until a request to stop.
@@ -106,7 +106,7 @@ class Trainer:
         """
         self.checkpoints.saved_step = self.clock.step  # what was loaded needs no second save
         self.checkpoints.prepare()
-        self._speed.begin(self.clock.step, self.clock.tokens)
+        self._throughput.begin(self.clock.step, self.clock.tokens)
         end: Literal["completed", "stopped", "failed"] = "failed"
         try:
             end = self._updates()
@@ -152,8 +152,7 @@ class Trainer:
         """
         started = time.perf_counter()
         clock, training = self.clock, self.config.training
-        passes = self.growth.passes(clock.step)
-        loops = loop_inputs(passes, self.ranks.device)
+        loops = self._loops()
         measure = self.growth.measures(clock.step)
         rate = learning_rate(clock.step, training.steps, self.config.optimizer)
         set_learning_rate(self.engine.optimizer.param_groups, rate)
@@ -181,7 +180,7 @@ class Trainer:
 
         tokens = training.global_batch_size * self.config.data.sequence_length
         clock.tokens += tokens
-        self.flops.add(tokens, passes)
+        self.flops.add(tokens, self.growth.passes(clock.step))
         # A finite loss can hide an inf gradient: the engine judges the reduced gradients,
         # and every rank gets the same verdict.
         if not self.engine.was_step_applied():
@@ -303,18 +302,21 @@ class Trainer:
         if saves:
             self.save(validation_loss=validation_loss, wait=last)
         if validates or evaluation is not None or saves:
-            self._speed.skip(self.clock.tokens)
+            self._throughput.skip(self.clock.tokens)
             self._publish_rank()
 
     def _validate(self, validation: ValidationLoss) -> float:
-        loss = validation(loop_inputs(self.growth.passes(self.clock.step), self.ranks.device))
+        loss = validation(self._loops())
         self.reports.validation(self.clock.step, loss)
         return loss
 
     def _evaluate(self, evaluation: Evaluation) -> None:
-        loops = loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
-        scores = evaluation(self.clock.step, loops)
+        scores = evaluation(self.clock.step, self._loops())
         self.reports.evaluation(self.clock.step, scores)
+
+    def _loops(self) -> dict[int, LoopInputs]:
+        """How each looping layer runs in the next update."""
+        return loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
 
     def _publish_rank(self) -> None:
         if self.telemetry is not None:
@@ -358,10 +360,10 @@ class Trainer:
         with self.parts.host("growth"):
             self.growth.flush()
         self._publish_rank()
-        speed = self._speed.tokens_per_second(self.clock.tokens)
+        speed = self._throughput.tokens_per_second(self.clock.tokens)
         if self.ranks.is_main:
             record = self._record(loss, rate, seconds, speed)
-            self.reports.step(record, self._speed.step_seconds(self.clock.step))
+            self.reports.step(record, self._throughput.step_seconds(self.clock.step))
 
     def _record(self, loss: float, rate: float, seconds: float, speed: float) -> StepRecord:
         flops, entropy = self.flops, self.growth.entropy

@@ -1,7 +1,7 @@
 """Sparse Growing Transformer: a LLaMA decoder in which some layers re-apply some of their heads.
 
-Self-contained: needs `torch` and `transformers` >= 5.23, and travels with the weights. Loads through
-`AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)`.
+Self-contained: needs `torch` and `transformers` >= 5.23, and travels with the weights. Loads
+through `AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)`.
 
 A looping layer of depth K computes, from its input H,
 
@@ -53,9 +53,9 @@ class Loop(NamedTuple):
 class SgtConfig(LlamaConfig):
     """A LLaMA configuration with `loops`.
 
-    `loops` maps a layer's number (as text, from 0) to `{"depth": K, "heads": [ascending] or None for
-    all, "scope": "attention" | "block"}`. A model exported while a loop was entering has `scale` as
-    well: it maps each head that is computed (as text) to its K factors, one a pass.
+    `loops` maps a layer's number (as text, from 0) to `{"depth": K, "heads": [ascending] or None
+    for all, "scope": "attention" | "block"}`. A model exported while a loop was entering has
+    `scale` as well: it maps each head that is computed (as text) to its K factors, one a pass.
     """
 
     model_type = "sgt"
@@ -107,7 +107,7 @@ class SgtConfig(LlamaConfig):
     def get_text_config(
         self, decoder: bool | None = None, encoder: bool | None = None
     ) -> LlamaConfig:
-        """The configuration itself; for a decoder's cache, a view that counts every pass as a layer.
+        """The configuration itself; for a decoder's cache, a view with every pass as a layer.
 
         Caches size themselves by `get_text_config(decoder=True).num_hidden_layers`.
         """
@@ -161,8 +161,8 @@ def eager_attention(
 
 
 def _weight(projection: nn.Linear) -> torch.Tensor:
-    """The weight, wherever it is: one that `device_map` keeps off the device comes when it is called
-    for by the module's own hook, which an extra pass does not run through.
+    """The weight, wherever it is: one that `device_map` keeps off the device comes when it is
+    called for by the module's own hook, which an extra pass does not run through.
     """
     hook = getattr(projection, "_hf_hook", None)
     if hook is None or not projection.weight.is_meta:

@@ -128,7 +128,7 @@ def optimizer_plots(runs: Sequence[RunHistory]) -> list[Markup | None]:
 
 
 def overhead_plot(run: RunHistory) -> Markup | None:
-    """FLOPs beyond vanilla: measured, planned at the earliest, and planned with this run's growth."""
+    """FLOPs beyond vanilla: measured, planned at the earliest, planned with this run's growth."""
     series = _by_step([run], lambda update: update.overhead_ratio)
     series = [Series("measured", one.xs, one.ys, 0, "wide") for one in series]
     if run.planned is not None:

@@ -1,7 +1,7 @@
 """Colours that stay apart for people who see few of them, on light and on dark paper. Pure.
 
-Lines: the palette of Okabe and Ito, in an order that suits the background. Heat maps: viridis, whose
-lightness rises evenly, so that it also reads in grey.
+Lines: the palette of Okabe and Ito, in an order that suits the background. Heat maps: viridis,
+whose lightness rises evenly, so that it also reads in grey.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The style sheet of a report: light and dark, phone to paper. No font, image or script is fetched."""
+"""The style sheet of a report: light and dark, phone to paper. Fetches no font, image or script."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Speed:
+class Throughput:
     """Tokens per second from one report to the next; seconds per update since training began.
 
     `tokens`, `step`: how far the run has come, what earlier processes did included.
