@@ -76,7 +76,7 @@ def add_run(parser: Parser, help_line: str, *, optional: bool = False) -> None:
         nargs="*",
         default=[],
         metavar="key=value",
-        help="dotted keys, instead of what it says",
+        help="overrides of RUN.yaml, as dotted keys",
     )
 
 

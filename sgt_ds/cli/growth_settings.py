@@ -46,13 +46,16 @@ def add_settings(parser: Parser) -> None:
         "--heads", type=whole_number(), metavar="H", help="heads of a looping layer (h)"
     )
     parser.add_argument(
-        "--loops", type=whole_number(), metavar="K", help="depth; methods other than sgt"
+        "--loops",
+        type=whole_number(),
+        metavar="K",
+        help="depth of each loop; methods other than sgt",
     )
     parser.add_argument(
         "--t-start", type=whole_number(), metavar="T", help="step of the first decision"
     )
     parser.add_argument(
-        "--interval", type=whole_number(), metavar="D", help="steps between two decisions"
+        "--interval", type=whole_number(), metavar="D", help="steps between decisions"
     )
     parser.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
     parser.add_argument(
@@ -60,12 +63,12 @@ def add_settings(parser: Parser) -> None:
         nargs="*",
         type=_numbers,
         metavar="N",
-        help="layers that never loop, as 0 or 0,1 (plain lines: 0)",
+        help="layers that never loop, e.g. 0 or 0,1 (plain lines: 0)",
     )
     parser.add_argument(
         "--ema",
         type=real_number(0, 1),
-        help="weight of the past in the entropies' average (plain lines: 0)",
+        help="weight of past values in the entropies' moving average (plain lines: 0)",
     )
     parser.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
     parser.add_argument(
@@ -115,13 +118,13 @@ def policy_of(
         message = f"{error.message}; a run's journal is its growth.jsonl"
         raise UserError(path, error.field, message) from None
     if not isinstance(first, Measurement):
-        raise UserError(path, "line 1", "is a decision without a header; give the whole journal")
+        raise UserError(path, "line 1", "is a decision without a header; give the complete journal")
     method = options.method or "sgt"
     needed = _NEEDED if method == "sgt" else ("layers", "t_start", "interval")
     for flag in needed:
         if getattr(options, flag) is None:
             name = "--" + flag.replace("_", "-")
-            raise UserError(path, name, "is needed: plain lines bring no settings; give it")
+            raise UserError(path, name, "is needed: plain lines carry no settings; give it")
     model = _model_of_shape(len(first.entropy), len(first.entropy[0]))
     keys = _given_keys(options, given)
     policy, settings = _build(path, method, {"entropy_ema": 0.0, **given}, model, keys)
@@ -160,7 +163,7 @@ def _build(
         raise UserError(path, place(str(detail["loc"][0])), message) from None
     for key, fault in growth_faults(method, settings, model):
         if method != "sgt" and place(key) == "--layers" and isinstance(settings.layers, int):
-            fault = f"method {method} takes a list of layers, as 1,7 or {settings.layers},"
+            fault = f"method {method} takes a list of layers, e.g. 1,7 or {settings.layers},"
         raise UserError(path, place(key), fault)
     return build_policy(method, settings, model), settings
 

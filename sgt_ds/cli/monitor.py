@@ -15,8 +15,9 @@ def register(commands: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "targets",
-        "Write Prometheus file_sd JSON: a target a rank, labelled run, host and rank.",
-        "sgt-ds monitor targets hostfiles/cluster --run 573m-sgt --out monitoring/targets/573m.json",
+        "Write Prometheus file_sd JSON: one target per rank, labelled run, host and rank.",
+        "sgt-ds monitor targets hostfiles/cluster --run 573m-sgt --out "
+        "monitoring/targets/573m.json",
         show_targets,
     )
     parser.add_argument("hostfile", type=Path, metavar="HOSTFILE", help="DeepSpeed hostfile")
@@ -24,7 +25,7 @@ def register(commands: Subparsers[Parser]) -> None:
         "--run",
         required=True,
         metavar="NAME|DIR",
-        help="value of the label run; or its run directory, for the name and the port",
+        help="value of the label run; or the run directory, which gives name and port",
     )
     parser.add_argument(
         "--port",
@@ -32,7 +33,7 @@ def register(commands: Subparsers[Parser]) -> None:
         help="telemetry.port of the run (default: the run directory's, or 9400)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="file to replace in one piece; default: stdout"
+        "--out", type=Path, metavar="FILE", help="file to replace atomically; default: stdout"
     )
 
 
