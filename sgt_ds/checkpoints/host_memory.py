@@ -102,8 +102,8 @@ class HostMemory:
         status = torch.cuda.cudart().cudaHostRegister(address, end - begin, _PORTABLE)  # type: ignore[no-untyped-call]
         if int(status):
             log.warning(
-                "%.1f GB of a checkpoint's copy can't be page-locked (CUDA error %d); training "
-                "stands still for longer",
+                "%.1f GB for the checkpoint copy can't be page-locked (CUDA error %d); training "
+                "pauses longer",
                 (self.size - begin) / 1e9,
                 int(status),
             )

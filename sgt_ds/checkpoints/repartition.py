@@ -50,7 +50,8 @@ class RepartitionedPayload(SafePayload):
             raise UserError(
                 target.parent,
                 files[0].name,
-                f"cannot be cut for {self._world_size} ranks ({type(error).__name__}: {error}); "
+                f"cannot be repartitioned for {self._world_size} ranks ({type(error).__name__}: "
+                f"{error}); "
                 f"resume with {self._saved} ranks",
             ) from None
 

@@ -63,7 +63,7 @@ def rotate(directory: Path, newest: Path, retention: Retention) -> list[Path]:
         if info.path in kept or info.path.is_symlink():
             continue
         if is_being_read(info.path):
-            log.info("old checkpoint %s is being read, and stays until the next save", info.path)
+            log.info("old checkpoint %s is being read and is kept until the next save", info.path)
             continue
         # The manifest goes first: what a kill leaves half-removed is no checkpoint any more.
         try:

@@ -57,7 +57,7 @@ def load_rng(path: Path) -> None:
         np.random.set_state((name, tensors["numpy"], position, has_gauss, gauss))
         version, python_gauss = scalars["python"]
         if python_gauss is not None and not isinstance(python_gauss, float):
-            raise TypeError("Python's spare normal number is no number")
+            raise TypeError("Python's cached normal sample is not a number")
         random.setstate((version, tuple(tensors["python"].tolist()), python_gauss))
     except (
         *(OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError),

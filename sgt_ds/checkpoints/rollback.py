@@ -23,7 +23,7 @@ def checkpoint_until(directory: Path, step: int) -> CheckpointInfo:
         there = sorted(info.step for info in store.list_checkpoints(directory))
         have = "there is none at all"
         if there:
-            have = f"the oldest is of step {there[0]}" if there[0] > step else "all are damaged"
+            have = f"the oldest is at step {there[0]}" if there[0] > step else "all are damaged"
         raise UserError(
             directory, f"--to {step}", f"no good checkpoint at or before that step; {have}"
         )

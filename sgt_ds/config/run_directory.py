@@ -35,8 +35,8 @@ def check_run_directory(config: RunConfig) -> bool:
         raise UserError(
             saved,
             differences[0],
-            "the learning rate's cosine was laid out for the first number; keep it (`sgt-ds stop` "
-            "ends earlier), or take the weights, without their loops, to another run_dir with "
+            "the cosine schedule was computed for the first number; keep it (`sgt-ds stop` ends "
+            "the run early), or take the weights, without their loops, to another run_dir with "
             f"`fork: {layout.checkpoints}/step-…`",
         )
     if differences:
@@ -44,8 +44,8 @@ def check_run_directory(config: RunConfig) -> bool:
         raise UserError(
             saved,
             differences[0],
-            f"run_dir holds another run{more}; keep what it has, or choose another run_dir "
-            "(`fork: CHECKPOINT` goes on from its weights, without its loops)",
+            f"run_dir holds another run{more}; keep its settings, or choose another run_dir "
+            "(`fork: CHECKPOINT` starts from its weights, without its loops)",
         )
     if config.resume == "never":
         raise UserError(
@@ -64,7 +64,7 @@ def _check_named(config: RunConfig) -> None:
     if parent.run_dir == config.run_dir.resolve():
         if newest is not None and path.resolve() != newest.resolve():
             message = (
-                f"is followed by {newest.name}; `resume: auto` goes on from the newest good one, "
+                f"is followed by {newest.name}; `resume: auto` continues from the newest good one, "
                 "`sgt-ds growth rollback RUN --to STEP` sets later ones aside"
             )
             raise UserError(path, "resume", message)
@@ -73,7 +73,7 @@ def _check_named(config: RunConfig) -> None:
         if differences:
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             message = (
-                f"resume goes on with the same run{more}; keep what it has, or say `fork: {path}`"
+                f"resume continues the same run{more}; keep its settings, or use `fork: {path}`"
             )
             raise UserError(path, differences[0], message)
 
@@ -118,7 +118,8 @@ def check_only_run(
         raise UserError(
             config.run_dir,
             "run_dir",
-            f"holds {strangers[0].name}{more}, and no run of this program; give a new or empty folder",
+            f"holds {strangers[0].name}{more}, which is not part of an sgt-ds run; give a new or "
+            "empty folder",
         )
 
 

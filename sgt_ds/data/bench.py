@@ -218,7 +218,7 @@ def _texts(inputs: Sequence[str], text_bytes: int) -> list[str]:
         finally:
             reader.close()
     if not texts:
-        raise UserError(inputs[0], None, "holds no document; give C4 files")
+        raise UserError(inputs[0], None, "contains no documents; give C4 files")
     return texts
 
 

@@ -161,7 +161,7 @@ class FileHandler:
             raise UserError(
                 self.job.out,
                 None,
-                f"cannot be written ({error.strerror or error}); make room and run the same "
+                f"cannot be written ({error.strerror or error}); free space and run the same "
                 "command again: finished files are kept",
             ) from None
 
@@ -259,8 +259,8 @@ class _Faults:
             raise UserError(
                 location,
                 f"line {fault.line}",
-                f"is the {total}th fault beside {documents} documents ({fault.reason}): this is "
-                "no C4 file; leave it out",
+                f"is fault number {total} with only {documents} good documents ({fault.reason}): "
+                "this is not a C4 file; leave it out",
             )
         if total <= LISTED_FAULTS:
             self.listed.append(

@@ -109,7 +109,7 @@ def _names(locations: list[str]) -> dict[str, str]:
 def _local_matches(pattern: str) -> list[tuple[str, State]]:
     if Path(pattern).is_dir():
         raise UserError(
-            pattern, None, f"is a folder; give a glob as '{pattern.rstrip('/')}/*.json.gz'"
+            pattern, None, f"is a folder; give a glob, e.g. '{pattern.rstrip('/')}/*.json.gz'"
         )
     # A file may be named like a pattern: the exact name wins.
     # Path.glob takes no absolute pattern.

@@ -59,7 +59,7 @@ class Loader:
         `pin_memory`: page-locked tensors; None pins where CUDA is there.
         """
         if global_batch_size % (micro_batch_size * world_size) or not 0 <= rank < world_size:
-            raise ValueError("the global batch is no multiple of micro-batch × ranks")
+            raise ValueError("the global batch is not a multiple of micro-batch × ranks")
         import torch
 
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory

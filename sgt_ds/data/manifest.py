@@ -145,21 +145,21 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        what = "is no prepared set" if directory.exists() else "does not exist"
+        what = "is not a prepared set" if directory.exists() else "does not exist"
         raise UserError(
             directory,
             None,
-            f"{what} (no {NAME}); give a directory that `sgt-ds data prepare` wrote",
+            f"{what} (no {NAME}); give a directory written by `sgt-ds data prepare`",
         ) from None
     except OSError as error:
         raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
     try:
         values = json.loads(content)
         if not isinstance(values, dict) or values.get("format") != "sgt-token-set":
-            raise UserError(path, "format", f"is no manifest of a prepared set; {REMEDY}")
+            raise UserError(path, "format", f"is not the manifest of a prepared set; {REMEDY}")
         if values.get("version") != 1:
             raise UserError(
-                path, "version", f"{values.get('version')!r} is unknown here (this is 1); {REMEDY}"
+                path, "version", f"{values.get('version')!r} is not supported (only 1 is); {REMEDY}"
             )
         checksum = values.pop("checksum", None)
         manifest = Manifest.model_validate(values)

@@ -183,6 +183,6 @@ def _serve_mpi(factory: Factory, communicator: Any) -> None:
 def _died(process: Any) -> SgtError:
     process.join()
     return SgtError(
-        f"a worker died (exit status {process.exitcode}); was it killed for memory? "
-        "The same command goes on where it stopped"
+        f"a worker died (exit status {process.exitcode}); possibly killed for lack of memory; the "
+        "same command continues where it stopped"
     )

@@ -87,7 +87,9 @@ def _prepare(
 ) -> Report:
     """`announce` tells other ranks the job, once; None where there is nothing to do."""
     if (preparation.holdout > 0) != (preparation.holdout_out is not None):
-        raise UserError("--holdout", None, "goes together with --holdout-out; give both or neither")
+        raise UserError(
+            "--holdout", None, "and --holdout-out must be used together; give both or neither"
+        )
     if (
         preparation.holdout_out is not None
         and preparation.holdout_out.resolve() == preparation.out.resolve()
@@ -116,8 +118,8 @@ def _prepare(
         raise UserError(
             error.filename or preparation.out,
             None,
-            f"cannot be written ({error.strerror or error}); make room or give another --out; "
-            "the same command goes on: finished files are kept",
+            f"cannot be written ({error.strerror or error}); free space or give another --out; "
+            "the same command continues: finished files are kept",
         ) from None
 
 
@@ -197,7 +199,7 @@ def _check_fresh(directory: Path, out: Path) -> None:
     if is_begun(directory, out) or not directory.exists():
         return
     if not directory.is_dir():
-        raise UserError(directory, None, "is a file; give a directory, which may be new")
+        raise UserError(directory, None, "is a file; give a directory, new or existing")
     if any(directory.iterdir()):
         raise UserError(directory, None, "is not empty; give a new directory, or empty it")
 
@@ -238,8 +240,9 @@ def _check_faults(
         raise UserError(
             file.location,
             f"line {fault.line}",
-            f"{fault.detail} ({fault.reason}) is the first of {bad} faults beside {good} "
-            f"documents{where}: {share:.4f} is above --max-bad-fraction {preparation.max_bad_fraction:g}; fix "
+            f"{fault.detail} ({fault.reason}) is the first of {bad} faults, with {good} good "
+            f"documents{where}: {share:.4f} is above --max-bad-fraction "
+            f"{preparation.max_bad_fraction:g}; fix "
             "the files, or raise it",
         )
 

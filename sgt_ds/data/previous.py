@@ -111,7 +111,7 @@ def _refuse_other(out: Path, old: dict[str, Any], new: dict[str, Any], what: str
             raise UserError(
                 out,
                 key,
-                f"{what} with other {key}{shown}; use the same, or give another --out",
+                f"{what} with a different {key}{shown}; use the same, or give another --out",
             )
 
 
@@ -130,7 +130,7 @@ def finished_set(preparation: Preparation, files: list[InputFile], tokenizer: To
         if file.bytes != source.bytes:
             how = f"{source.bytes} to {file.bytes} bytes"
         elif _touched_since(file, preparation.out / NAME) and _checksum(file) != source.xxh3_128:
-            how = "other bytes"
+            how = "different content"
         else:
             continue
         raise UserError(
@@ -172,7 +172,7 @@ def finished_records(
             continue
         except ValidationError:
             raise UserError(
-                path, None, f"is damaged; delete it: {file.name} is done again"
+                path, None, f"is damaged; delete it, and {file.name} is processed again"
             ) from None
         if (record.bytes, record.version) != (file.bytes, file.version) and (
             record.bytes != file.bytes or _checksum(file) != record.xxh3_128
@@ -180,7 +180,8 @@ def finished_records(
             raise UserError(
                 file.location,
                 None,
-                "has changed since an earlier attempt prepared it; restore it, or give another --out",
+                "has changed since an earlier attempt prepared it; restore it, or give another "
+                "--out",
             )
         yield number, record
 

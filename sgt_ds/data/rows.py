@@ -32,7 +32,7 @@ def read_rows(pattern: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
                     location, f"line {number}", f"is not JSON ({error}); give JSON Lines"
                 ) from None
             if not isinstance(row, dict):
-                raise UserError(location, f"line {number}", "is no JSON object; give JSON Lines")
+                raise UserError(location, f"line {number}", "is not a JSON object; give JSON Lines")
             yield location, number, row
 
 

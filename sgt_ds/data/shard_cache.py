@@ -31,7 +31,7 @@ log = logging.getLogger("sgt_ds")
 # Files that are fetched or checked at a time, ahead of need.
 FETCHES = 8
 PIECE_BYTES = 1 << 20
-DAMAGED = "%s: is damaged, its checksum differs; fetching it again"
+DAMAGED = "%s: checksum mismatch; fetching it again"
 
 
 class _Hash(Protocol):
@@ -111,7 +111,7 @@ class ShardCache:
             raise UserError(
                 self.name,
                 None,
-                f"is no prepared set (no {NAME}); give what `sgt-ds data prepare` wrote",
+                f"is not a prepared set (no {NAME}); give the output of `sgt-ds data prepare`",
             ) from None
         stream.close()
         return content
@@ -132,7 +132,7 @@ class ShardCache:
         self, name: str, size: int | None, digest: str, new_hash: Callable[[], _Hash]
     ) -> None:
         if Path(name).name != name or name.startswith("."):
-            raise UserError(f"{self.name}/{NAME}", "file", f"'{name}' is no plain file name")
+            raise UserError(f"{self.name}/{NAME}", "file", f"'{name}' is not a plain file name")
         target = self.directory / name
         with self._writing(), alone(self.directory, name) as lock:
             if target.exists():
@@ -163,8 +163,8 @@ class ShardCache:
                 raise UserError(
                     shown,
                     None,
-                    f"is not the file that {NAME} names{sizes}: its checksum differs; copy the "
-                    "set to the store again",
+                    f"does not match {NAME}{sizes}: its checksum differs; copy the set to the "
+                    "store again",
                 )
 
     @contextmanager
@@ -176,8 +176,8 @@ class ShardCache:
             raise UserError(
                 where,
                 "data.cache_dir",
-                f"cannot be written ({error.strerror or error}); name a directory with enough room, "
-                "or set data.cache_bytes, so that sets read no more make way",
+                f"cannot be written ({error.strerror or error}); name a directory with enough "
+                "space, or set data.cache_bytes so that sets not in use are evicted",
             ) from None
 
 

@@ -38,7 +38,9 @@ def request(context: Sequence[int], continuation: Sequence[int], positions: int)
     Raises: ValueError where the continuation is empty, or longer than `positions` by itself.
     """
     if not 0 < len(continuation) <= positions:
-        raise ValueError(f"a text of {len(continuation)} tokens; {positions} positions are there")
+        raise ValueError(
+            f"a text of {len(continuation)} tokens; {positions} positions are available"
+        )
     whole = [*context, *continuation][:-1][-positions:]
     return Request(tuple(whole), tuple(continuation))
 
