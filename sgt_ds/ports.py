@@ -27,7 +27,7 @@ def free_ports(count: int = 1, *, host: str = "127.0.0.1", first: int | None = N
     for port in chain(range(start, end - count + 1), wrapped):
         if all(is_free(host, port + offset) for offset in range(count)):
             return port
-    raise OSError(f"no {count} TCP ports in a row are free on {host} from {first or _LOWEST} on")
+    raise OSError(f"no {count} consecutive TCP ports are free on {host} from {first or _LOWEST} on")
 
 
 def is_free(host: str, port: int) -> bool:

@@ -336,18 +336,18 @@ def test_a_fault_is_told_with_its_path_twice_or_without_a_remedy_or_with_two(
     verifies = f"`sgt-ds checkpoint verify {newer.parent}`"
     assert told("checkpoint", "verify", str(run)) == [f"{fault}use {older.name}"]
     assert told("checkpoint", "verify", str(newer)) == [
-        f"{fault}use another one, {verifies} tells which are good"
+        f"{fault}use another one: {verifies} lists the good ones"
     ]
-    assert told(*convert) == [f"{fault}name one that {verifies} calls good"]
+    assert told(*convert) == [f"{fault}use one that {verifies} reports as good"]
     for path in (older, newer):
         (path / "manifest.json").unlink()
-    lacks = "manifest.json: is missing: no whole checkpoint; "
-    remedy = ", copy them back from elsewhere or train anew"
+    lacks = "manifest.json: is missing: not a complete checkpoint; "
+    remedy = "; restore them from a copy, or retrain"
     assert told("checkpoint", "verify", str(run)) == [
         f"{path}: {lacks}none here is good{remedy}" for path in (newer, older)
     ]
     assert told(*convert) == [
-        f"{newer}: {lacks}no other one here is whole{remedy.replace('them', 'it')}"
+        f"{newer}: {lacks}no other one here is complete{remedy.replace('them', 'it')}"
     ]
     assert [info.fault for info in list_checkpoints(newer.parent)] == [lacks.removesuffix("; ")] * 2
 

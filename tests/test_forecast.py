@@ -151,7 +151,7 @@ def test_counts_and_times_that_cannot_be_are_forecast_from(
     assert main(["bench", "forecast", str(file)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"sgt-ds: {file}: {'.'.join(map(str, keys))}: ")
-    assert line.endswith("is no measurement; measure again")
+    assert line.endswith("is not a valid measurement; measure again")
 
 
 def test_another_bucket_changes_no_forecast_or_goes_unsaid(

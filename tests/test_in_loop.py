@@ -148,11 +148,11 @@ def test_rows_of_another_task_end_in_a_traceback(tmp_path: Path, data: Path) -> 
         ),
         (
             {"tasks": [{"name": "mmlu_stem", "path": "."}, {"name": "mmlu", "path": "."}]},
-            "{run}: evaluation.tasks.1.name: 'mmlu_stem' stands twice",
+            "{run}: evaluation.tasks.1.name: 'mmlu_stem' appears twice",
         ),
         (
             {"perplexity": [{"name": "val", "path": "a.txt"}, {"name": "val", "path": "b.txt"}]},
-            "{run}: evaluation.perplexity.1.name: 'val' stands twice",
+            "{run}: evaluation.perplexity.1.name: 'val' appears twice",
         ),
         (
             {"tasks": [{"name": "sciq", "path": "{data}/none"}]},

@@ -119,7 +119,7 @@ def test_freeze_that_came_after_the_checkpoint_and_stays(tmp_path: Path) -> None
 def test_journal_of_another_run_that_is_written_into(tmp_path: Path) -> None:
     path = tmp_path / "growth.jsonl"
     write(path, 2)
-    with pytest.raises(UserError, match="another configuration"):
+    with pytest.raises(UserError, match="different configuration"):
         Journal.open_or_create(path, {**HEADER, "config_hash": "other"})
     with pytest.raises(UserError, match="holds a journal already"):
         Journal.create(path, HEADER)
@@ -210,11 +210,11 @@ BAD = {
     "empty": ([], "is empty"),
     "not JSON": ([line(), "step 2"], "line 2: is not JSON"),
     "binary": (["\x00\x01"], "line 1: is not JSON"),
-    "no object": (["[1]"], "line 1: is no JSON object"),
+    "not a JSON object": (["[1]"], "line 1: is no JSON object"),
     "foreign": (['{"loss": 3.1, "lr": 0.1}'], "line 1: step None"),
     "foreign type": ([line(), '{"type": "metric"}'], "line 2: type 'metric'"),
-    "unsorted": ([line(step=2), line(step=1)], "line 2: step 1 stands after step 2"),
-    "doubled": ([line(), line()], "line 2: step 1 stands after step 1"),
+    "unsorted": ([line(step=2), line(step=1)], "line 2: step 1 comes after step 2"),
+    "doubled": ([line(), line()], "line 2: step 1 comes after step 1"),
     "step of a float": ([line(step=1.5)], "line 1: step 1.5"),
     "above 1": ([line(entropy=[[0.1, 1.5]])], "line 1: entropy of layer 0, head 1 is 1.5"),
     "below 0": ([line(entropy=[[0.1], [-0.5]])], "line 1: entropy of layer 1, head 0 is -0.5"),

@@ -147,7 +147,7 @@ def test_a_checkpoint_elsewhere_goes_on_without_its_history_or_over_another_run(
 
     fresh = f"run_dir={tmp_path / 'fresh'}"
     told = refused(f"resume={middle}", fresh, "growth.k_max=1")
-    assert f"{middle}: growth.k_max: 2 -> 1: resume goes on with the same run" in told
+    assert f"{middle}: growth.k_max: 2 -> 1: resume continues the same run" in told
     assert not (tmp_path / "fresh").exists()
     assert "is followed by step-00000020" in refused(f"resume={middle}")
     # A start that is refused because of its data leaves what is told of the run as it was.

@@ -184,14 +184,14 @@ def test_a_remote_file_that_changes_between_two_reads_is_mixed(
         assert read_in_pieces() == before
         shelf.cuts = 1
         shelf.at_cut = lambda: target.write_bytes(before.replace(b"End.", b"end."))
-        with pytest.raises(UserError, match="changed while it was read"):
+        with pytest.raises(UserError, match="changed while being read"):
             read_in_pieces()
         # Here nothing is used before the last break: the look at the end finds it.
         target.write_bytes(before)
         shelf.cuts = 1
         assert main(arguments(corpus, tmp_path / "out", url)) == 2
         line = capsys.readouterr().err.splitlines()[-1]
-        assert f"{url}: changed while it was read (still" in line
+        assert f"{url}: changed while being read (still" in line
         assert main(arguments(corpus, tmp_path / "no", f"{shelf.url}/none.json")) == 2
         assert "no such file" in capsys.readouterr().err
 

@@ -139,7 +139,7 @@ def test_missing_settings_or_files_that_end_in_a_traceback(
     assert f"{file}: line 2: step 1 stands after" in refused(capsys, "replay", file, *PAPER)
     assert "no such journal" in refused(capsys, "replay", tmp_path / "none.jsonl")
     assert "holds no growth.jsonl" in refused(capsys, "show", tmp_path)
-    assert "is no journal header" in refused(capsys, "show", file)
+    assert "is not a journal header" in refused(capsys, "show", file)
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 5, "loss": 7.4}\n')
     assert "it is no journal line; a run's journal is its growth.jsonl" in refused(
@@ -225,7 +225,10 @@ def test_a_journal_without_its_beginning_passes_for_a_whole_one(
         assert told in said.err
         assert not said.out
     assert main(["growth", "show", str(tmp_path / "run")]) == 0
-    assert "\nlines are missing: the loops before step 20 follow" in capsys.readouterr().out
+    assert (
+        "\nlines are missing: no line here explains the loops before step 20"
+        in capsys.readouterr().out
+    )
 
 
 def test_estimate_that_passes_for_a_measurement(
@@ -252,7 +255,7 @@ def test_estimate_that_passes_for_a_measurement(
     text = capsys.readouterr().out
     assert "2 layers loop from the start\n  layer 1  depth 1  heads block\n" in text
     assert main([*block, "--layers", "1"]) == 2
-    assert "takes a list of layers, as 1,7 or 1," in capsys.readouterr().err
+    assert "takes a list of layers, e.g. 1,7 or 1," in capsys.readouterr().err
 
 
 def test_parting_of_two_runs_that_is_blamed_on_the_wrong_thing(
@@ -347,11 +350,11 @@ def test_layers_chosen_for_another_step_are_kept_silently(
         assert "step 25" in caplog.messages[-1]
     del source["chosen"]
     source["step"] = 30
-    lost = rf"growth\.layers\.from_journal: no journal lies at {journal.parent} .* step 30"
+    lost = rf"growth\.layers\.from_journal: there is no journal at {journal.parent} .* step 30"
     with pytest.raises(UserError, match=f"{lost}.*as a list"):
         settled_growth(RunConfig.model_validate(values), own)
     own_journal(own.parent, GROWTH)
-    with pytest.raises(UserError, match=f"{lost}.*with which this run began"):
+    with pytest.raises(UserError, match=f"{lost}.*this run began with"):
         settled_growth(RunConfig.model_validate(values), own)
     for wrong in ([2], [2, 2], [2, 9]):
         source["chosen"] = wrong

@@ -47,7 +47,7 @@ def test_loops_are_drawn_elsewhere_than_the_journal_has_them(tmp_path: Path) -> 
             frames.add((5 - round(top * 6 / 1000), round(left * 0.12), round(right * 0.12)))
         assert frames == {span[:3] for span in LOOPS}
 
-    [heads] = figures(document, "Heads now")
+    [heads] = figures(document, "Current heads")
     cells = {
         (5 - round(float(top) * 6 / 1000), round(float(left) / 250))
         for path in of_class(of_class(heads, "area")[0], "outline")
@@ -67,7 +67,7 @@ def test_the_story_tells_other_loops_than_the_journal(tmp_path: Path) -> None:
     assert story[1].startswith("Step 40: layer 4 loops ×1 (heads 1, 3; 0, 2 fading out).")
     assert "Why: deepest candidate." in story[1]
     assert story[2].startswith("Step 60: layer 4 loops ×2 (heads 1, 3).")
-    assert story[-1].endswith("layer 4 loops ×2 (heads 1, 3); nothing can change any more.")
+    assert story[-1].endswith("layer 4 loops ×2 (heads 1, 3); no further change is possible.")
     run = read_history(tmp_path / "run")
     entering = replace(run, decisions=run.decisions[:1])  # as if it had never deepened
     assert loops_now(entering) == "layer 4 loops ×1 (heads 1, 3)"

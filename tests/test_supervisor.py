@@ -276,9 +276,9 @@ def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, dat
         busy = refusal(f"telemetry.port={port}", f"run_dir={tmp_path / 'busy'}")
         assert "run_dir: is being trained" in busy
         os.close(held)
-    assert "telemetry.host: '192.0.2.1' is no address of" in refusal("telemetry.host=192.0.2.1")
-    assert "run_dir: /proc/x: nothing can be made in /proc" in refusal("run_dir=/proc/x")
-    assert f"{run} is no folder; choose another run_dir" in refusal(f"run_dir={run}/x")
+    assert "telemetry.host: '192.0.2.1' is not an address of" in refusal("telemetry.host=192.0.2.1")
+    assert "run_dir: /proc/x: nothing can be created in /proc" in refusal("run_dir=/proc/x")
+    assert f"{run} is not a folder; choose a run_dir other than" in refusal(f"run_dir={run}/x")
     assert "micro_batch_size" in refusal("--num-gpus", "3")
     assert "line 1" in refusal("--hostfile", str(hostfile))
     absent = str(tmp_path / "absent")

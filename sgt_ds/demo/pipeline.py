@@ -116,7 +116,9 @@ class Demo:
             if ledger.started_with("train") == key:
                 console.note(f"going on with {settings.run_dir}")
             else:
-                console.note(f"{settings.run_dir} was trained from other inputs: starting anew")
+                console.note(
+                    f"{settings.run_dir} was trained from different inputs: starting from scratch"
+                )
                 shutil.rmtree(settings.run_dir)
         ledger.begin("train", key)
         with self._timed():

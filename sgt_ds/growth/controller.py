@@ -222,8 +222,8 @@ class GrowthController:
             ranks = ", ".join(str(rank) for rank in odd)
             raise StateMismatch(
                 f"rank{'s' if len(odd) > 1 else ''} {ranks} of {len(digests)} "
-                f"hold{'' if len(odd) > 1 else 's'} another architectural state than the others; "
-                "resume from the last checkpoint"
+                f"hold{'' if len(odd) > 1 else 's'} a different architectural state from the "
+                "others; resume from the last checkpoint"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -52,7 +52,10 @@ def layers_of_journal(
         nearest = line.step
         found = (len(line.entropy), len(line.entropy[0]))
         if found != (model.num_layers, model.num_heads):
-            message = f"has {found[0]} layers × {found[1]} heads, not {model.num_layers} × {model.num_heads}"
+            message = (
+                f"has {found[0]} layers × {found[1]} heads, not {model.num_layers} × "
+                f"{model.num_heads}"
+            )
             raise UserError(path, None, f"{message}; name the journal of a model of this shape")
         entropy = average.update(line)
         if line.step < source.step:
@@ -62,6 +65,6 @@ def layers_of_journal(
             raise UserError(path, None, f"{message}; choose another growth.layers.step")
         ranked = rank_layers(entropy.layer_means(), growth.exclude_layers)
         return tuple(sorted(ranked[: source.top]))
-    last = "no step before it was" if nearest is None else f"the last before it is {nearest}"
+    last = "no earlier step was" if nearest is None else f"the last one before it is {nearest}"
     message = f"step {source.step} was not measured, {last}; set growth.layers.step to one that was"
     raise UserError(path, None, message)

@@ -36,7 +36,7 @@ def check_whole(path: Path, header: Header) -> None:
         raise UserError(
             path,
             f"step {gap}",
-            "was decided with loops to which no line before leads: lines are missing; restore the "
+            "starts from loops that no earlier line explains; lines are missing; restore the "
             "journal from a copy",
         )
 

@@ -16,7 +16,7 @@ def request_freeze(run: Path) -> Path:
     Raises: UserError where `run` is no run directory.
     """
     if not run.is_dir():
-        raise UserError(run, None, "is no run directory; give the run_dir of a run")
+        raise UserError(run, None, "is not a run directory; give the run_dir of a run")
     journal_in(run)
     request = RunLayout(run).freeze_request
     try:

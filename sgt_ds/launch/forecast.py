@@ -244,12 +244,13 @@ def link_of(collectives: Mapping[str, Any], ranks: int) -> Link:
     small, large = seconds["small"], seconds["large"]
     if not 0 < small < large:
         raise ValueError(
-            f"{size} bytes in {large:g} s, {SMALL_BYTES} bytes in {small:g} s: the large one is to "
+            f"{size} bytes in {large:g} s, {SMALL_BYTES} bytes in {small:g} s: the large one must "
             "take longer"
         )
     if size / large < SMALL_BYTES / small:
         raise ValueError(
-            f"{size} bytes in {large:g} s are fewer a second than {SMALL_BYTES} bytes in {small:g} s"
+            f"{size} bytes in {large:g} s is fewer bytes per second than {SMALL_BYTES} bytes in "
+            f"{small:g} s"
         )
     carried = 2 * (ranks - 1) / ranks * size
     return Link(carried / (large - small), small)

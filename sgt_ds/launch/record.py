@@ -75,7 +75,7 @@ def read_record(run_dir: Path) -> RunRecord | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(path, None, f"is not what sgt-ds wrote ({error}); remove it") from None
+        raise UserError(path, None, f"is not as written by sgt-ds ({error}); remove it") from None
     return record
 
 

@@ -127,7 +127,7 @@ def variant(text: str, num_layers: int, heads: int) -> Variant:
         raise UserError(
             "--variants",
             None,
-            f"'{text}' is none of vanilla, sgt:K, attention_loop:K, block_loop:K",
+            f"'{text}' is not one of vanilla, sgt:K, attention_loop:K, block_loop:K",
         )
     layers = [layer for layer in range(num_layers - 3, num_layers) if layer > 0]
     listed = (f"growth.layers={layers}", f"growth.loops={loops}", "growth.entry=none")
@@ -241,7 +241,7 @@ def _figures(
     if len(scraper.last) < ranks:
         raise SgtError(
             f"{directory}: only {len(scraper.last)} of {ranks} exporters could be scraped; its "
-            "updates are too quick, give more --updates"
+            "updates are too quick; raise --updates"
         )
     tokens = setting.global_batch[ranks] * setting.config.data.sequence_length
     seconds = sorted(tokens / speed for speed in speeds)

@@ -76,7 +76,7 @@ def ask(
             process.kill()
             with suppress(subprocess.TimeoutExpired):  # a child of it may hold its output open
                 process.communicate(timeout=KILLED_SECONDS)
-            answers[host] = Answer("", f"does not answer within {within_seconds:.0f} s", 0)
+            answers[host] = Answer("", f"did not answer within {within_seconds:.0f} s", 0)
             continue
         fault = ""
         if process.returncode:

@@ -52,7 +52,7 @@ class Watch:
             heartbeats.renew_supervisor(self._folder)
             told = self._folder / heartbeats.HANG_FILE
             if told.exists() and told.stat().st_mtime >= self._began:
-                return told.read_text(encoding="utf-8").strip() or "nothing moves any more"
+                return told.read_text(encoding="utf-8").strip() or "nothing is making progress"
             beats = self._with_silence(since)
             quiet = heartbeats.silent(beats)
             if quiet:

@@ -113,8 +113,8 @@ def _wanted(reason: object) -> str:
     if "certificate_verify_failed" in text or "certificate verify failed" in text:
         return "; give the authority that signed it as --ca-file"
     if "certificate required" in text or "certificate_required" in text:
-        return "; give a client's --cert and --key"
+        return "; give a client certificate with --cert and --key"
     if "eof occurred" in text or "connection reset" in text:
         # A server that wants one closes after the handshake; its alert may be lost in that.
-        return "; if it wants one, give a client's --cert and --key"
+        return "; if the exporter requires a client certificate, give --cert and --key"
     return ""

@@ -165,7 +165,7 @@ class Exporter(Collector):
 
         self._change("observe_step", change)
         if self._server is not None and not self._server.is_alive():
-            self._tell_once("the server", "its thread has ended; metrics are no longer served")
+            self._tell_once("the server", "its thread has died; metrics are no longer served")
 
     def publish_rank(
         self,
@@ -334,7 +334,7 @@ class Exporter(Collector):
     def _tell_once(self, what: str, why: str) -> None:
         if what not in self._faults_told:
             self._faults_told.add(what)
-            log.error("telemetry: %s failed, training goes on (told once): %s", what, why)
+            log.error("telemetry: %s failed; training continues (logged once): %s", what, why)
 
     def _render(self, accept: str) -> tuple[str, bytes]:
         """What one scrape gets. In the server's threads."""

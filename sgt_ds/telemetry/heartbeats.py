@@ -21,7 +21,7 @@ SUPERVISOR_FILE = "supervisor"
 
 # Words of a rank's end that are no failure of its own.
 DONE = "done"
-LAUNCHER_GONE = "its launcher has gone"
+LAUNCHER_GONE = "its launcher is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ def hang(
     ahead = [beat for beat in heard if beat.count > behind]
     if not ahead:
         return (
-            f"nothing has moved for {stuck_seconds:.0f} s and no rank is late: "
-            f"{_waiting(heard, '')}; look at the network between the hosts"
+            f"no progress for {stuck_seconds:.0f} s and no rank is late: "
+            f"{_waiting(heard, '')}; check the network between the hosts"
         )
     told = ", ".join(f"{beat.name}" for beat in late)
     return (
@@ -198,7 +198,7 @@ def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
     gone = [beat for beat in known if not beat.end]
     left = sorted({beat.host for beat in known if beat.end == LAUNCHER_GONE})
     if not gone:
-        return f"what launched the ranks on {', '.join(left)} died; all ended" if left else ""
+        return f"the launcher on {', '.join(left)} died; all ranks exited" if left else ""
     gone = [beat for beat in gone if not beat.asked] or gone
     if len(gone) == len(known) > 1:
         return f"all {len(known)} ranks died, last seen in {gone[0].place}"
@@ -214,6 +214,7 @@ def _waiting(beats: Sequence[Beat], before: str) -> str:
         ranks = [str(beat.rank) for beat in group]
         several = len(ranks) > 1
         places.append(
-            f"rank{'s' if several else ''} {', '.join(ranks)} wait{'' if several else 's'} in {place}"
+            f"rank{'s' if several else ''} {', '.join(ranks)} wait{'' if several else 's'} in "
+            f"{place}"
         )
     return before + "; ".join(places)

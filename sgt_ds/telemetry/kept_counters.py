@@ -48,7 +48,7 @@ class KeptCounters:
             *(RecursionError, OverflowError),
         ) as error:
             log.warning(
-                "telemetry: %s not readable, counters may fall at this restart: %s",
+                "telemetry: %s not readable, counters may reset at this restart: %s",
                 self._path,
                 error,
             )

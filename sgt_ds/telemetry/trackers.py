@@ -55,7 +55,7 @@ class Tracker:
         except queue.Full:
             if not self._told_full:
                 self._told_full = True
-                log.warning("telemetry: %s is too slow, rows are lost (told once)", self._name)
+                log.warning("telemetry: %s is too slow; rows are lost (logged once)", self._name)
 
     def close(self) -> None:
         """Let it write what waits, for a while."""
@@ -65,7 +65,7 @@ class Tracker:
             return
         self._thread.join(WAIT_AT_END_SECONDS)
         if self._thread.is_alive():
-            log.warning("telemetry: %s did not end in time, it may lack rows", self._name)
+            log.warning("telemetry: %s did not finish in time; it may lack rows", self._name)
 
     def _run(self) -> None:
         try:
@@ -74,7 +74,7 @@ class Tracker:
                 writer.write(snapshot.step, plotted(snapshot))
             writer.close()
         except Exception as error:
-            log.error("telemetry: %s failed, training goes on without it: %s", self._name, error)
+            log.error("telemetry: %s failed; training continues without it: %s", self._name, error)
 
 
 def plotted(snapshot: Snapshot) -> Values:
@@ -155,5 +155,5 @@ def _package(module: str, field: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            "this environment", field, f"{error}; pip install 'sgt-ds[{extra}]' or leave it out"
+            "this environment", field, f"{error}; pip install 'sgt-ds[{extra}]' or disable it"
         ) from None

@@ -75,7 +75,7 @@ class CompileCache:
             except FileNotFoundError:
                 pass
             except Exception as error:  # zipfile raises a dozen kinds where bits have turned
-                log.warning("%s cannot be read (%s); compiling anew", self.file, error)
+                log.warning("%s cannot be read (%s); compiling from scratch", self.file, error)
             if self._new_here():  # of a run that ended before it could keep it
                 self._kept = None
         dist.barrier(group=self._ranks.host_group)
@@ -127,7 +127,7 @@ class CompileCache:
         except FileNotFoundError:
             pass
         except Exception as error:
-            log.warning("%s cannot be read (%s); written anew", self.file, error)
+            log.warning("%s cannot be read (%s); rewriting it", self.file, error)
         return held
 
 
@@ -177,7 +177,7 @@ def _private_folder() -> Path:
         raise UserError("TMPDIR", None, f"cannot be written ({error}); set another") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise UserError(
-            folder, None, f"is not this user's alone; remove it, or set {_TORCH_FOLDER}"
+            folder, None, f"is accessible to other users; remove it, or set {_TORCH_FOLDER}"
         )
     return folder
 

@@ -42,7 +42,7 @@ def note_start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) 
     """
     path, fp8 = RunLayout(config.run_dir).starts, config.training.fp8
     if fp8 is not _newest(path, "fp8", fp8):
-        log.warning("training.fp8: %s from step %d on, not as before", f"{fp8}".lower(), step)
+        log.warning("training.fp8: %s from step %d on, unlike before", f"{fp8}".lower(), step)
     line = json.dumps(_start(config, ranks, step, reached)) + "\n"
     try:
         remove_outcome(RunLayout(config.run_dir).control)
@@ -110,4 +110,4 @@ def _processor() -> str:
         names = []
     name = names[0].strip() if names else platform.machine()
     threads = torch.get_num_threads()
-    return f"{name} (CPU, {threads} thread{'s' if threads > 1 else ''} a rank)"
+    return f"{name} (CPU, {threads} thread{'s' if threads > 1 else ''} per rank)"

@@ -62,6 +62,6 @@ class SkippedSteps:
             raise Diverged(
                 f"step {step}: {self.in_a_row} updates in a row had non-finite gradients on at "
                 f"least one rank; last good checkpoint: {last_checkpoint()}; lower optimizer.lr "
-                "(in another run_dir; `fork` goes on from a checkpoint), or look at the data of "
+                "(in another run_dir; `fork` continues from a checkpoint), or check the data of "
                 "these updates"
             )

@@ -256,7 +256,7 @@ class Heartbeat:
             if not over:
                 return
             _say(
-                f"{self.own_name}: nothing has moved in {self.place} for "
+                f"{self.own_name}: no progress in {self.place} for "
                 f"{self._stuck_seconds:.0f} s, and {self.folder} does not answer ({error.strerror})"
             )
         os._exit(1)

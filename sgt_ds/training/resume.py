@@ -56,7 +56,8 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     if forking:
         if loops := state["state"]["loops"]:
             log.warning(
-                "fork: the loops of %s (layers %s) stay behind; growth begins anew",
+                "fork: the loops of %s (layers %s) are not carried over; growth starts from "
+                "scratch",
                 path,
                 ", ".join(sorted(loops, key=int)),
             )
@@ -65,8 +66,8 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     changed = growth.state != growth.policy.initial_state()
     if journal is not None and journal.is_new and changed and not forking:
         log.warning(
-            "%s was not there, and begins anew at step %d: nothing leads to the loops before; stop, "
-            "restore it and resume, if you have a copy",
+            "%s is missing; a new journal starts at step %d and lacks the history of the current "
+            "loops. If you have a copy, stop, restore it and resume",
             journal.path,
             trainer.clock.step,
         )
@@ -76,7 +77,7 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
 def _check_counts(state: Mapping[str, Any]) -> None:
     for key in ("step", "tokens", "batches", "skipped_steps"):
         if type(state[key]) is not int or not 0 <= state[key] < 2**63:
-            raise ValueError(f"{key} is no whole number below 2^63")
+            raise ValueError(f"{key} is not a whole number below 2^63")
 
 
 def _check_data(trainer: Trainer, config: RunConfig, path: Path, before: Mapping[str, Any]) -> None:
@@ -88,9 +89,10 @@ def _check_data(trainer: Trainer, config: RunConfig, path: Path, before: Mapping
         raise UserError(
             path,
             "data",
-            f"is not what this run reads: {what}; restore the data, or say data.accept_changed=true",
+            f"is not what this run reads: {what}; restore the data, or set "
+            "data.accept_changed=true",
         )
-    log.warning("data.accept_changed: going on with other data: %s", what)
+    log.warning("data.accept_changed: continuing with changed data: %s", what)
 
 
 def _own_checkpoint(config: RunConfig, ranks: Ranks, resuming: bool) -> Path | None:

@@ -47,7 +47,7 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
     """
     layout = RunLayout(run_dir)
     if not layout.config.exists():
-        raise UserError(run_dir, None, "is no run directory; give the run_dir of a run")
+        raise UserError(run_dir, None, "is not a run directory; give the run_dir of a run")
     with only_trainer(run_dir):
         if layout.checkpoints.is_dir():
             # What a run that died while saving left could come back under its name later.
@@ -66,7 +66,9 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
                 write_outcome(layout.control, 0, f"rolled back to step {kept.step}")
         except OSError as error:
             raise UserError(
-                run_dir, None, f"cannot be rolled back ({error.strerror}); free the disk, try again"
+                run_dir,
+                None,
+                f"cannot be rolled back ({error.strerror}); free disk space and try again",
             ) from None
     return RolledBack(kept.step, kept.path, frozen_from, thawed, aside, tuple(moved))
 

@@ -140,7 +140,7 @@ class RunCheckpoints:
             return
         self.saved_step = saved.step
         log.info(
-            "step %d: checkpoint saved in %.1f s, training stood still for %.2f s",
+            "step %d: checkpoint saved in %.1f s, training paused for %.2f s",
             saved.step,
             saved.seconds,
             saved.stall_seconds,
@@ -150,6 +150,6 @@ class RunCheckpoints:
 
     def _failed(self, error: checkpoints.SaveFailed) -> None:
         if self._ranks.is_main:  # the same error on all: one line is enough
-            log.error("checkpoint: %s; the next one that is due tries again", error)
+            log.error("checkpoint: %s; retrying at the next one that is due", error)
         if self._telemetry is not None:
             self._telemetry.publish_checkpoint_failure()

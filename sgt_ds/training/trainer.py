@@ -334,7 +334,7 @@ class Trainer:
         self._save_the_end()
 
     def _stop(self) -> None:
-        log.info("step %d: asked to stop", self.clock.step)
+        log.info("step %d: stop requested", self.clock.step)
         self._save_the_end()
         if self.ranks.is_main:
             self.requests.stopped()
