@@ -25,7 +25,7 @@ STEPS = f"max by (run) (sgt_run_steps{{{RUN}}})"
 PHASE = stat(
     "Phase",
     "none",
-    "Growth phase of now.",
+    "Current growth phase.",
     Query(f"sgt_growth_phase{{{RUN}}} == 1", "{{phase}}", newest=True),
     text_mode="name",
 )
@@ -47,7 +47,7 @@ def loop_depth(height: int) -> Panel:
     """The panel of each layer's depth."""
     return states(
         "Loop depth by layer",
-        "How many times a layer is re-applied; 0 where it does not loop.",
+        "How many times a layer is re-applied; 0 if it does not loop.",
         Query(by_layer("sgt_loop_depth"), "layer {{layer}}"),
         show_value="auto",
         most=None,
