@@ -348,7 +348,7 @@ def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Pa
     )
     mine, hosts = run_dir / "conf" / "mine.yaml", run_dir / "hosts"
     check_only_run(cached, mine, hosts)
-    with pytest.raises(UserError, match="run_dir: holds cache and 1 more, and no run"):
+    with pytest.raises(UserError, match="run_dir: holds cache and 1 more, which is not part"):
         check_only_run(config, mine)
     shutil.rmtree(run_dir / "cache")
     (run_dir / "control").mkdir()

@@ -155,7 +155,7 @@ def test_top_cannot_read_what_prometheus_can(
         ([*ca, *name], "give a client certificate with --cert and --key"),
         ([*ca, *own[:2], *name], "--cert: cannot be loaded with no --key"),
         (["--ca-file", str(guarded.password_file)], "--ca-file: cannot be loaded"),
-        (["--user", "prometheus"], "--user: goes with --password-file"),
+        (["--user", "prometheus"], "--user: requires --password-file"),
     ):
         assert main(["top", f"https://{where}", "--once", *flags]) == 2
         err = capsys.readouterr().err

@@ -320,7 +320,7 @@ def test_a_run_trains_in_bf16_where_float8_is_asked_for(tmp_path: Path, data: Pa
     # As with compiling, the same run goes on without it.
     assert config_differences(saved, load_run_config(run, ["training.fp8=false"])) == []
     told = runs.run_to_end(runs.single(run, "training.fp8=false"))
-    assert "training.fp8: false from step 8 on, not as before" in told
+    assert "training.fp8: false from step 8 on, unlike before" in told
     assert [start.values["fp8"] for start in read_history(tmp_path / "run").starts] == [True, False]
     page = html_report([read_history(tmp_path / "run")])
     assert re.findall("<td>(yes|no)</td>", page) == ["yes", "no"]

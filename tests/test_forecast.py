@@ -195,10 +195,14 @@ def test_another_document_ends_in_a_traceback(
 @pytest.mark.parametrize(
     ("small", "large", "named"),
     [
-        ("NaN", "0.1", "collectives.2.all_reduce.small: nan is no measurement"),
-        ("1e-5", "1e999", "collectives.2.all_reduce.large: inf is no measurement"),
+        ("NaN", "0.1", "collectives.2.all_reduce.small: nan is not a valid measurement"),
+        ("1e-5", "1e999", "collectives.2.all_reduce.large: inf is not a valid measurement"),
         ("0.1", "0.1", "collectives.2.all_reduce: 1000000 bytes in 0.1 s, 4096 bytes in 0.1 s"),
-        ("1e-5", "0.1", "collectives.2.all_reduce: 1000000 bytes in 0.1 s are fewer a second"),
+        (
+            "1e-5",
+            "0.1",
+            "collectives.2.all_reduce: 1000000 bytes in 0.1 s is fewer bytes per second",
+        ),
         ("-1", "0.1", "collectives.2.all_reduce"),
     ],
 )

@@ -252,7 +252,10 @@ NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
         (_cut_file, "model.safetensors: cannot be read"),
         (_changed(lambda w: w.pop(NORM)), f"{NORM}: is missing"),
         (_changed(lambda w: w.update({GATE: w[GATE][:3].clone()})), f"{GATE}: is (3, 48)"),
-        (_changed(lambda w: w.update({"model.bias": w[NORM].clone()})), "model.bias: has no place"),
+        (
+            _changed(lambda w: w.update({"model.bias": w[NORM].clone()})),
+            "model.bias: has no counterpart",
+        ),
         (_changed(lambda w: w[NORM].fill_(float("nan"))), "is not finite"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -218,7 +218,7 @@ def test_journal_whose_growth_the_plan_does_not_follow(tmp_path: Path) -> None:
         journal.decision(replace(done[0], step=70, before=done[0].after), 0)
     gap = run_plan("--journal", str(path))
     assert gap.returncode == 2
-    assert gap.stderr.startswith(f"sgt-ds: {path}: step 70: was decided with loops to which no ")
+    assert gap.stderr.startswith(f"sgt-ds: {path}: step 70: starts from loops that no earlier ")
 
 
 def test_run_configuration_whose_values_the_plan_ignores(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_time_and_cost_from_the_users_figures() -> None:
         ("--preset 573", "--preset: '573' is unknown"),
         ("--method sgd", "--method: 'sgd' is unknown"),
         ("--layers 16", "--layers: 16 exceeds the 15 eligible layers"),
-        ("--method block_loop --layers 3,3", "--layers: a layer stands twice"),
+        ("--method block_loop --layers 3,3", "--layers: a layer is listed twice"),
         ("--world-size 3", "--world-size: 3 does not divide"),
         ("--mfu 0.4", "--peak-tflops: is missing"),
         ("--mfu 40 --peak-tflops 1", "--mfu: '40' is not a number above 0, at most 1"),

@@ -356,7 +356,7 @@ def test_a_refused_start_that_prepared_nothing_blocks_the_right_one(
     assert main(["data", "verify", str(out)]) == 0
     assert list(val.iterdir()) == []
     assert main(["data", "prepare", *two, "--tokenizer", tokenizer, *rest]) == 2
-    assert "holds a set prepared with other inputs" in capsys.readouterr().err
+    assert "holds a set prepared with different inputs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", [_delete, _cut, _flip])

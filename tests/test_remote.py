@@ -358,4 +358,4 @@ def test_a_missing_package_is_a_traceback_or_not_named(corpus: Path, tmp_path: P
     *lines, unknown = done.stderr.splitlines()
     for (url, package), line in zip(packages.items(), lines, strict=True):
         assert line == (f"sgt-ds: {url}: needs the package {package}; pip install 'sgt-ds[remote]'")
-    assert "xyz:// is unknown here" in unknown
+    assert "xyz:// is not supported" in unknown

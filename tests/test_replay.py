@@ -136,16 +136,16 @@ def test_missing_settings_or_files_that_end_in_a_traceback(
 ) -> None:
     file = plain(tmp_path / "e.jsonl", (1, CALM), (1, CALM))
     assert "--k-max: is needed" in refused(capsys, "replay", file)
-    assert f"{file}: line 2: step 1 stands after" in refused(capsys, "replay", file, *PAPER)
+    assert f"{file}: line 2: step 1 comes after" in refused(capsys, "replay", file, *PAPER)
     assert "no such journal" in refused(capsys, "replay", tmp_path / "none.jsonl")
     assert "holds no growth.jsonl" in refused(capsys, "show", tmp_path)
     assert "is not a journal header" in refused(capsys, "show", file)
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 5, "loss": 7.4}\n')
-    assert "it is no journal line; a run's journal is its growth.jsonl" in refused(
+    assert "it is not a journal line; a run's journal is its growth.jsonl" in refused(
         capsys, "replay", metrics
     )
-    assert "is no run directory" in refused(capsys, "freeze", file)
+    assert "is not a run directory" in refused(capsys, "freeze", file)
 
 
 GROWTH = GrowthConfig(k_max=2, layers=2, heads=1, t_start=10, interval=10)
@@ -218,7 +218,7 @@ def test_a_journal_without_its_beginning_passes_for_a_whole_one(
     header, *lines = file.read_text().splitlines(keepends=True)
     cut = next(place for place, line in enumerate(lines) if '"deepen"' in line)
     file.write_text("".join([header, *lines[cut - 5 :]]))
-    told = f"sgt-ds: {file}: step 20: was decided with loops to which no line before leads: "
+    told = f"sgt-ds: {file}: step 20: starts from loops that no earlier line explains; "
     for verb in ("replay", "what-if"):
         assert main(["growth", verb, str(tmp_path / "run"), "--json"]) == 2
         said = capsys.readouterr()

@@ -136,7 +136,7 @@ def test_a_rollback_of_something_else_or_of_a_run_that_lives(
 ) -> None:
     status, said = roll_back(capsys, tmp_path, "--to", "5")
     assert (status, list(tmp_path.iterdir())) == (2, [])
-    assert f"{tmp_path}: is no run directory" in said
+    assert f"{tmp_path}: is not a run directory" in said
     data = runs.write_data(tmp_path / "data")
     file = runs.write_run(tmp_path / "run.yaml", data)
     (tmp_path / "run").mkdir()

@@ -291,4 +291,4 @@ def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, dat
     assert "deepspeed" in refusal("--deepspeed_config", "/nowhere.json").lower()
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "config.json").touch()
-    assert "init: is a model of transformers" in refusal(f"init={tmp_path / 'export'}")
+    assert "init: is a transformers model" in refusal(f"init={tmp_path / 'export'}")

@@ -111,7 +111,7 @@ def _refuse_other(out: Path, old: dict[str, Any], new: dict[str, Any], what: str
             raise UserError(
                 out,
                 key,
-                f"{what} with a different {key}{shown}; use the same, or give another --out",
+                f"{what} with different {key}{shown}; use the same, or give another --out",
             )
 
 
