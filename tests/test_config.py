@@ -355,7 +355,7 @@ def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Pa
     for name in ("README.md", "growth.jsonl", "run.yaml", "control/valve.c"):
         (run_dir / name).touch()
         told = name.partition("/")[0]
-        with pytest.raises(UserError, match=f"run_dir: holds {told}, and no run"):
+        with pytest.raises(UserError, match=f"run_dir: holds {told}, which is not part"):
             check_only_run(config, run_dir / "run.yaml", mine, hosts)
         (run_dir / name).unlink()
     # A start that was cut off makes it a run's own, whatever else comes to lie there.

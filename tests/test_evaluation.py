@@ -198,7 +198,7 @@ def test_rows_from_packed_files_or_through_datasets_differ(tmp_path: Path, rows:
             "allenai/ai2_arc, or",
         ),
         ('{"question": "Who?", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "B"}', "B"),
-        ("[1, 2]", "line 2: is no JSON object"),
+        ("[1, 2]", "line 2: is not a JSON object"),
         ("{", "line 2: is not JSON"),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_row_of_another_form_ends_in_a_traceback(
 
 @pytest.mark.parametrize(
     ("data", "fault"),
-    [("nowhere", "is no folder"), (".", "holds neither validation.jsonl nor sciq")],
+    [("nowhere", "is neither a folder"), (".", "holds neither validation.jsonl nor sciq")],
 )
 def test_data_that_is_not_there_is_told_of_no_flag(
     tmp_path: Path,
@@ -245,7 +245,7 @@ def test_items_that_cannot_be_written_take_the_scores_along(
         early.setattr(Suite, "score", None)  # told before anything is scored
         for out, said in (
             ("/proc/x.jsonl", "cannot be written"),
-            (str(tmp_path / "none" / "x.jsonl"), "is no folder"),
+            (str(tmp_path / "none" / "x.jsonl"), "is not a folder"),
             ("/dev/null", "is not a file name"),
             (str(tmp_path / ("x" * 250)), "cannot be written"),
             (str(tmp_path / ("x" * 300)), "cannot be written"),

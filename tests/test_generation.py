@@ -336,7 +336,7 @@ def test_a_folder_that_is_no_export_is_one_line(
 ) -> None:
     assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is no export" in line
+    assert "is not an export" in line
     for text in ("{}", "[]", '{"model_type": "gpt2"}'):
         (tmp_path / "config.json").write_text(text)
         assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2

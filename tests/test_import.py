@@ -164,7 +164,7 @@ def test_init_at_something_else_is_not_told_from_a_damaged_start(tmp_path: Path)
         ("export", "export/model.safetensors", "is a transformers model"),
         ("run", "run/checkpoints/step-00000002", "name one of them as `fork`"),
         ("other", "other/notes", "give a folder written by `sgt-ds import`"),
-        ("nowhere", "elsewhere", "is no folder"),
+        ("nowhere", "elsewhere", "is not a folder"),
     ):
         (tmp_path / made).mkdir(parents=True)
         with pytest.raises(UserError, match=told) as refused:

@@ -264,6 +264,6 @@ def test_cut_off_line_that_passes_or_stops_a_look_at_a_live_run(tmp_path: Path) 
     write(path, 3)
     whole = read(path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match="line 5: is cut off"):
+    with pytest.raises(UserError, match="line 5: is truncated"):
         read(path)
     assert text_of(list(read_journal(path, live=True)[1])) == text_of(whole[:-1])

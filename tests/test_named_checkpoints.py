@@ -109,7 +109,7 @@ def test_a_folder_of_something_else_passes_for_a_run(
     [
         ("data.validation=nowhere", "nowhere: data.validation: does not exist"),
         ("data.train=[{path: nowhere}]", "nowhere: data.train.0.path: does not exist"),
-        ("resume=nowhere", "command line: resume: nowhere is no checkpoint directory"),
+        ("resume=nowhere", "command line: resume: nowhere is not a checkpoint directory"),
         ("method=sgd", "command line: method: 'sgd' is unknown"),
         ("growth.k_mx=3", "command line: growth.k_mx: unknown key"),
         ("data.train=[{paht: x}]", "command line: data.train.0.paht: unknown key"),

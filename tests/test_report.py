@@ -239,11 +239,11 @@ def set_line(path: Path, number: int, line: str) -> None:
 @pytest.mark.parametrize(
     ("name", "line", "remedy"),
     [
-        ("metrics.jsonl", '{"step": 10, "loss"', "metrics.jsonl: line 1: is no JSON object"),
-        ("metrics.jsonl", '{"step": 10, "loss": "x"}', "loss is 'x', no number"),
+        ("metrics.jsonl", '{"step": 10, "loss"', "metrics.jsonl: line 1: is not a JSON object"),
+        ("metrics.jsonl", '{"step": 10, "loss": "x"}', "loss is 'x', not a number"),
         ("growth.jsonl", "{}", "growth.jsonl: "),
         ("growth.jsonl", "\x00\x01", "growth.jsonl: line 1"),
-        ("logs/starts.jsonl", '{"step": -1}', "step is '-1', no count"),
+        ("logs/starts.jsonl", '{"step": -1}', "step is '-1', not a count"),
     ],
 )
 def test_a_broken_file_is_more_than_one_line_or_leaves_a_report(
@@ -264,7 +264,7 @@ def test_wrong_arguments_are_more_than_one_line(
 ) -> None:
     run = write_run(tmp_path / "run", until=10)
     for arguments, remedy in (
-        ([str(tmp_path / "none"), "-o", str(tmp_path / "r")], "is no run directory"),
+        ([str(tmp_path / "none"), "-o", str(tmp_path / "r")], "is not a run directory"),
         (
             [str(tmp_path), "-o", str(tmp_path / "r")],
             "holds neither metrics.jsonl nor growth.jsonl",
