@@ -332,7 +332,7 @@ def test_layers_chosen_for_another_step_are_kept_silently(
         **{"data": {"train": [{"path": "shards"}]}, "deepspeed": "ds.json", "run_dir": "runs/r"},
     }
     own = tmp_path / "run" / "growth.jsonl"
-    with pytest.raises(UserError, match=r"growth\.layers\.chosen: \[1, 3\] are not \[2, 3\]"):
+    with pytest.raises(UserError, match=r"growth\.layers\.chosen: \[1, 3\] differs from \[2, 3\]"):
         settled_growth(RunConfig.model_validate(values), own)
     del source["chosen"]
     settled = settled_growth(RunConfig.model_validate(values), own)
