@@ -377,7 +377,7 @@ def test_two_files_of_items_cannot_be_compared(
         ([first, "loss 3.1"], "line 2: is not JSON"),
         (["[1, 2]"], "line 1: Input should be"),
         ([json.dumps({**item, "rule": "ours"})], "line 1, rule: Input should be"),
-        ([json.dumps({**item, "answer": 9})], "line 1, answer: 9 is none of the"),
+        ([json.dumps({**item, "answer": 9})], "line 1, answer: 9 is not one of the"),
         ([json.dumps({**item, "characters": []})], "line 1, characters: must be"),
     ):
         bad.write_text("".join(f"{line}\n" for line in lines))
