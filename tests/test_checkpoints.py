@@ -192,7 +192,7 @@ def test_another_architecture_is_refused_with_its_first_difference(copy: Path) -
     [rank] = start(copy, 1, steps=12, every=3, load="newest", width=38)
     _, err = rank.communicate(timeout=240)
     assert rank.returncode == 2
-    assert "another architecture: 0.weight is [37, 9] there" in err
+    assert "a different architecture: 0.weight is [37, 9] there" in err
 
 
 def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_the_next_one_works(

@@ -152,6 +152,6 @@ def test_an_interrupted_demo_leaves_a_half_written_corpus(tmp_path: Path) -> Non
         os.kill(demo.pid, signal.SIGTERM)
         _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 130
-    assert "goes on from here" in errors
+    assert "continues from here" in errors
     assert not list(tmp_path.rglob("*.tmp"))
     assert not (tmp_path / "steps.json").exists()

@@ -216,7 +216,11 @@ def test_the_raw_launchers_hostfile_in_run_dir_is_somebody_elses(
     run = runs.write_run(tmp_path / "run.yaml", runs.write_data(tmp_path / "data"))
     for name, text, told in (
         ("hosts", "worker-1 slots=8\n", "told: past the check"),
-        ("notes", "worker-1 is slow\n", f"{tmp_path / 'run'}: run_dir: holds notes, which is not part"),
+        (
+            "notes",
+            "worker-1 is slow\n",
+            f"{tmp_path / 'run'}: run_dir: holds notes, which is not part",
+        ),
     ):
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / name).write_text(text)

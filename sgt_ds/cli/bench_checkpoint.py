@@ -30,7 +30,9 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--dtype", choices=["fp32", "bf16"], default="fp32", help="dtype of the weights"
     )
-    parser.add_argument("--micro-batch-size", type=whole_number(1), default=4, help="sequences")
+    parser.add_argument(
+        "--micro-batch-size", type=whole_number(1), default=4, help="sequences per forward pass"
+    )
     parser.add_argument("--seq-len", type=whole_number(1), default=64, help="sequence length")
     parser.add_argument(
         "--rounds", type=whole_number(1), default=5, help="checkpoints of each kind"
@@ -89,15 +91,15 @@ def _print(preset: str, bench: SavingBench) -> None:
         f"{preset}: {bench.parameters:,} parameters, {bench.dtype}, {bench.device}, {threads}, "
         f"a checkpoint of {bench.checkpoint_bytes / 1e6:,.0f} MB, medians of {bench.rounds} rounds"
     )
-    print(f"blocking               {bench.at_once_seconds:8.3f} s, all of it a stall")
+    print(f"blocking                  {bench.at_once_seconds:8.3f} s, all of it a stall")
     for which, stall, ratio in (
         ("first save", bench.first_stall_seconds, bench.first_stall_ratio),
         ("later saves", bench.stall_seconds, bench.stall_ratio),
     ):
-        print(f"beside, {which:<14} {stall:8.3f} s of a stall, {ratio:.3f} of that")
-    print(f"beside, until written  {bench.written_seconds:8.3f} s")
+        print(f"background, {which:<13} {stall:8.3f} s of a stall, {ratio:.3f} of blocking")
+    print(f"background, until written {bench.written_seconds:8.3f} s")
     beside = bench.step_beside_seconds
     print(
-        f"an update              {bench.step_seconds:8.3f} s alone"
-        + (f", {beside:.3f} s while one is written" if beside is not None else "")
+        f"an update                 {bench.step_seconds:8.3f} s alone"
+        + (f", {beside:.3f} s while one is being written" if beside is not None else "")
     )

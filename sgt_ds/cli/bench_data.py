@@ -17,10 +17,10 @@ def register(group: Subparsers[Parser]) -> None:
         data,
     )
     parser.add_argument(
-        "--tokens", type=_many, default=1 << 25, help="size of the set that is read"
+        "--tokens", type=_many, default=1 << 25, help="tokens in the set that is read"
     )
     parser.add_argument(
-        "--shards", type=_many, default=10_000, help="size of the set that is opened"
+        "--shards", type=_many, default=10_000, help="shards in the set that is opened"
     )
     parser.add_argument("--rounds", type=_many, default=5, help="rounds over all cases")
     parser.add_argument(

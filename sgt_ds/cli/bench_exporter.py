@@ -29,7 +29,9 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--rounds", type=whole_number(2), default=20, help="rounds, each with and without scrapes"
     )
-    parser.add_argument("--micro-batch-size", type=whole_number(1), default=4, help="sequences")
+    parser.add_argument(
+        "--micro-batch-size", type=whole_number(1), default=4, help="sequences per forward pass"
+    )
     parser.add_argument("--seq-len", type=whole_number(1), default=128, help="sequence length")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -66,7 +66,7 @@ def register(group: Subparsers[Parser]) -> None:
         "--gpus-per-host",
         type=whole_number(1, 1024),
         metavar="N",
-        help="default: the largest number of ranks measured",
+        help="GPUs per host (default: the largest number of ranks measured)",
     )
     parser.add_argument(
         "--link",

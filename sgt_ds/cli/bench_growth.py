@@ -29,7 +29,11 @@ def register(group: Subparsers[Parser]) -> None:
     )
     add_run(parser, "run configuration: model, data, batch, growth")
     parser.add_argument(
-        "--num-gpus", type=whole_number(1, MAX_RANKS), default=1, metavar="N", help="ranks"
+        "--num-gpus",
+        type=whole_number(1, MAX_RANKS),
+        default=1,
+        metavar="N",
+        help="number of ranks",
     )
     parser.add_argument(
         "--micro-batches",

@@ -31,7 +31,10 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
     parser.add_argument("--k-max", type=whole_number(1, 16), default=3, help="largest SGT depth")
     parser.add_argument(
-        "--layers", type=whole_number(1), default=3, help="layers that loop, the deepest ones"
+        "--layers",
+        type=whole_number(1),
+        default=3,
+        help="number of looping layers, the deepest ones",
     )
     parser.add_argument("--heads", type=whole_number(1), default=2, help="heads that loop (SGT)")
     parser.add_argument(
@@ -59,7 +62,7 @@ def register(group: Subparsers[Parser]) -> None:
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
-        help="auto: a GPU if there is one",
+        help="auto uses a GPU if there is one",
     )
     parser.add_argument(
         "--mode",

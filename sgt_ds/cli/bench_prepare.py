@@ -35,7 +35,7 @@ def register(group: Subparsers[Parser]) -> None:
         type=whole_number(1),
         default=16_000_000,
         metavar="B",
-        help="megabytes of documents to read",
+        help="bytes of text to read",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -39,21 +39,26 @@ def register(group: Subparsers[Parser]) -> None:
         step,
     )
     parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
-    parser.add_argument(
-        "--method", choices=list(POLICIES), default="sgt", help="method: what loops"
-    )
+    parser.add_argument("--method", choices=list(POLICIES), default="sgt", help="growth method")
     parser.add_argument(
         "--k-max", type=whole_number(1), default=2, help="passes after the main one"
     )
     parser.add_argument(
-        "--layers", type=whole_number(1), default=3, help="looping layers, the deepest ones"
+        "--layers",
+        type=whole_number(1),
+        default=3,
+        help="number of looping layers, the deepest ones",
     )
-    parser.add_argument("--heads", type=whole_number(1), default=2, help="heads that loop")
+    parser.add_argument(
+        "--heads", type=whole_number(1), default=2, help="heads that loop per layer"
+    )
     parser.add_argument(
         "--entry", choices=get_args(Entry), default="decay", help="how a loop enters"
     )
     parser.add_argument("--entering", action="store_true", help="time an entry window too")
-    parser.add_argument("--micro-batch-size", type=whole_number(1), default=8, help="sequences")
+    parser.add_argument(
+        "--micro-batch-size", type=whole_number(1), default=8, help="sequences per forward pass"
+    )
     parser.add_argument(
         "--micro-batches",
         type=whole_number(1),
@@ -74,7 +79,7 @@ def register(group: Subparsers[Parser]) -> None:
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
-        help="auto: a GPU if there is one",
+        help="auto uses a GPU if there is one",
     )
     parser.add_argument(
         "--mode", choices=list(MODES), default="both", help="with or without torch.compile"

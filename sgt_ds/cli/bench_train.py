@@ -35,7 +35,7 @@ def register(group: Subparsers[Parser]) -> None:
         type=whole_number(1, MAX_RANKS),
         default=[1],
         metavar="N",
-        help="ranks",
+        help="numbers of ranks",
     )
     parser.add_argument(
         "--global-batch",

@@ -43,16 +43,18 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument(
         "second", type=Path, metavar="B", help="the same for another model, on the same data"
     )
-    parser.add_argument("--metric", choices=get_args(Metric), help="default: the rule's own metric")
+    parser.add_argument(
+        "--metric", choices=get_args(Metric), help="metric to compare (default: the rule's own)"
+    )
     parser.add_argument(
         "--resamples",
         type=whole_number(100, 10**6),
         default=10_000,
         metavar="N",
-        help="of the bootstrap",
+        help="bootstrap resamples",
     )
     parser.add_argument(
-        "--seed", type=whole_number(), default=0, metavar="S", help="of the bootstrap"
+        "--seed", type=whole_number(), default=0, metavar="S", help="random seed of the bootstrap"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -69,7 +71,9 @@ def _add_model(parser: Parser) -> None:
         "--device", metavar="D", help="cpu, cuda, cuda:1 (default: a GPU if there is one)"
     )
     parser.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32"), help="default: as in the files; fp32 on a CPU"
+        "--dtype",
+        choices=("bf16", "fp16", "fp32"),
+        help="dtype of the weights (default: as in the files; fp32 on a CPU)",
     )
     parser.add_argument(
         "--batch-tokens",

@@ -30,7 +30,9 @@ def register(commands: Subparsers[Parser]) -> None:
         "directory", type=Path, metavar="DIR", help="folder written by `sgt-ds convert`"
     )
     given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument("--prompt", metavar="TEXT", action="append", help="may be repeated")
+    given.add_argument(
+        "--prompt", metavar="TEXT", action="append", help="text to complete; may be repeated"
+    )
     given.add_argument(
         "--prompts", metavar="FILE", type=Path, help="file with one prompt per line; - for stdin"
     )
@@ -39,20 +41,28 @@ def register(commands: Subparsers[Parser]) -> None:
         type=whole_number(0, 10**6),
         default=64,
         metavar="N",
-        help="completions per prompt",
+        help="maximum number of new tokens per prompt",
     )
     parser.add_argument(
         "--temperature",
         type=real_number(0, 100),
         default=0.0,
         metavar="T",
-        help="0: always the most likely token",
+        help="sampling temperature; 0 always picks the most likely token",
     )
     parser.add_argument(
-        "--top-p", type=real_number(0, 1), default=1.0, metavar="P", help="1: all tokens"
+        "--top-p",
+        type=real_number(0, 1),
+        default=1.0,
+        metavar="P",
+        help="nucleus sampling threshold; 1 keeps all tokens",
     )
     parser.add_argument(
-        "--top-k", type=whole_number(), default=0, metavar="K", help="0: all tokens"
+        "--top-k",
+        type=whole_number(),
+        default=0,
+        metavar="K",
+        help="sample from the K most likely tokens; 0 keeps all",
     )
     parser.add_argument(
         "--seed",
@@ -62,7 +72,11 @@ def register(commands: Subparsers[Parser]) -> None:
         help="random seed",
     )
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="may be repeated"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text that ends a completion; may be repeated",
     )
     parser.add_argument(
         "--batch-size",
@@ -75,7 +89,9 @@ def register(commands: Subparsers[Parser]) -> None:
         "--device", metavar="D", help="cpu, cuda, cuda:1 (default: a GPU if there is one)"
     )
     parser.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32"), help="default: as in the export"
+        "--dtype",
+        choices=("bf16", "fp16", "fp32"),
+        help="dtype of the weights (default: as in the export)",
     )
     parser.add_argument("--stream", action="store_true", help="print text as it is generated")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

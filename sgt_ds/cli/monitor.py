@@ -11,7 +11,7 @@ from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, whole_n
 
 def register(commands: Subparsers[Parser]) -> None:
     """Add the commands."""
-    group = add_group(commands, "monitor", "Tell Prometheus where a run's exporters are.")
+    group = add_group(commands, "monitor", "Generate Prometheus targets for a run's exporters.")
     parser = add_command(
         group,
         "targets",
@@ -33,7 +33,7 @@ def register(commands: Subparsers[Parser]) -> None:
         help="telemetry.port of the run (default: the run directory's, or 9400)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="file to replace atomically; default: stdout"
+        "--out", type=Path, metavar="FILE", help="file to replace atomically (default: stdout)"
     )
 
 

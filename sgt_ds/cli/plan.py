@@ -130,10 +130,14 @@ def _add_layout_flags(parser: Parser) -> None:
         "that divides the batch)",
     )
     layout.add_argument("--micro-batch-size", type=_count, help="sequences per forward pass")
-    layout.add_argument("--zero-stage", type=int, choices=(0, 1, 2), help="default: 2")
-    layout.add_argument("--precision", choices=("bf16", "fp32"), help="default: bf16")
+    layout.add_argument("--zero-stage", type=int, choices=(0, 1, 2), help="ZeRO stage (default: 2)")
     layout.add_argument(
-        "--reduce-bucket-size", type=_count, help="elements (default: as ds_configs/ has it)"
+        "--precision", choices=("bf16", "fp32"), help="training precision (default: bf16)"
+    )
+    layout.add_argument(
+        "--reduce-bucket-size",
+        type=_count,
+        help="elements per gradient bucket (default: as in ds_configs/)",
     )
     layout.add_argument(
         "--activation-checkpointing",
@@ -141,7 +145,7 @@ def _add_layout_flags(parser: Parser) -> None:
         help="recompute blocks in the backward pass",
     )
     layout.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, help="compiled blocks (default: yes)"
+        "--compile", action=argparse.BooleanOptionalAction, help="compile the blocks (default: yes)"
     )
 
 

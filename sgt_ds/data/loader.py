@@ -164,7 +164,7 @@ class Loader:
                 )
             if changes:
                 found.append(f"{what}: {', '.join(changes)}")
-        found += [f"data.train.{place} is gone" for place in range(len(new), len(old))]
+        found += [f"data.train.{place} was removed" for place in range(len(new), len(old))]
         return found
 
     def seek(self, batches: int) -> None:

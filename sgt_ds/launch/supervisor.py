@@ -347,8 +347,8 @@ def check_unattended(run_dir: Path) -> None:
         raise UserError(
             run_dir,
             "run_dir",
-            f"is still being trained on {where}, by processes whose supervisor is gone; "
-            f"`sgt-ds stop {run_dir}` ends them",
+            f"is still being trained on {where}, by processes whose supervisor is gone; `sgt-ds "
+            f"stop {run_dir}` stops them",
         )
     remove_record(run_dir)
 
