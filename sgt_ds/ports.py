@@ -16,7 +16,7 @@ _LOWEST, _USUAL_EPHEMERAL = 10_000, 32_768
 
 
 def free_ports(count: int = 1, *, host: str = "127.0.0.1", first: int | None = None) -> int:
-    """The first of `count` ports in a row that nobody on this machine uses now.
+    """The first of `count` ports in a row that no one on this machine uses now.
 
     `first`: the lowest to try; None begins at a random port below the ephemeral range, so that two
     that choose at the same time part. Raises: OSError where no such row is free.

@@ -218,7 +218,7 @@ def test_gpus_that_only_the_last_run_lacks_are_told_after_the_others(
     done = bench("train", str(run_file(tmp_path)), *words)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert "CUDA_VISIBLE_DEVICES: names no 2 GPUs" in line
+    assert "CUDA_VISIBLE_DEVICES: does not list 2 GPUs" in line
     assert not scratch.exists()
 
 

@@ -30,10 +30,10 @@ _MISSHAPEN = (
 
 
 def newest_good_for_all(directory: Path, group: Any = None) -> CheckpointInfo | None:
-    """`newest_good` by rank 0, told to every rank: all go on from the same checkpoint.
+    """`newest_good` by rank 0, told to every rank: all continue from the same checkpoint.
 
     Raises: UserError where there are checkpoints and none is good: a run that has been saved never
-    silently starts anew.
+    silently starts from scratch.
     """
     info, error = None, None
     if rank_and_size(group)[0] == 0:

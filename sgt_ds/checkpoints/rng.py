@@ -50,7 +50,7 @@ def load_rng(path: Path) -> None:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
             scalars = json.loads((stream.metadata() or {})["scalars"])
         torch.set_rng_state(torch.from_numpy(tensors["torch_cpu"].copy()))
-        # A run may go on without the accelerator it started with; its state has no use there.
+        # A run may continue without the accelerator it started with; its state has no use there.
         if "torch_cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(torch.from_numpy(tensors["torch_cuda"].copy()))
         name, position, has_gauss, gauss = scalars["numpy"]

@@ -74,7 +74,7 @@ def partial_name(step: int) -> str:
 def list_checkpoints(directory: Path) -> list[CheckpointInfo]:
     """Checkpoints in `directory`, newest first; damaged ones too, with their fault.
 
-    Raises: UserError where `directory` is no folder.
+    Raises: UserError where `directory` is not a folder.
     """
     if not directory.is_dir():
         raise UserError(

@@ -133,7 +133,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _end_before_the_start(number: int, frame: FrameType | None) -> None:
-    """Until the supervisor takes the signals over, there is nothing to save and nobody to end."""
+    """Until the supervisor takes the signals over, there is nothing to save and no one to end."""
     raise StoppedEarlyError("stop requested before any rank was started; nothing was trained")
 
 

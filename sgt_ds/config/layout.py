@@ -47,7 +47,7 @@ class RunLayout:
         return rows or any(self.checkpoints.glob("step-*"))
 
     def strangers(self) -> list[Path]:
-        """What lies here and no run wrote, sorted; nothing where a start was made here.
+        """What is there and no run wrote, sorted; nothing where a start was made here.
 
         What a job leaves before it starts is no stranger: hidden files, logs that a shell or Slurm
         sends here, folders with nothing else in them. Raises: OSError where it cannot be read.
@@ -59,7 +59,7 @@ class RunLayout:
         return [] if self._is_a_runs() else entries
 
     def _is_a_runs(self) -> bool:
-        """Whether nothing that lies here is a stranger; a run.yaml alone may be the user's own."""
+        """Whether nothing that is there is a stranger; a run.yaml alone may be the user's own."""
         prepared = self.control.is_dir() and self.checkpoints.is_dir()
         return self._is_marked() or (self.config.exists() and (prepared or self.has_begun()))
 

@@ -20,12 +20,12 @@ def check_run_directory(config: RunConfig) -> bool:
     """Whether `run_dir` already holds this run.
 
     Raises: UserError where it holds another run, where `resume: never` meets an existing one, or
-    where `resume` names a checkpoint from which this run can't go on.
+    where `resume` names a checkpoint from which this run can't continue.
     """
     layout = RunLayout(config.run_dir)
     _check_named(config)
     saved = layout.config
-    # What a refused start left behind is nobody's run.
+    # What a refused start left behind is no one's run.
     if not saved.exists() or not layout.has_begun():
         if config.run_dir.exists() and not config.run_dir.is_dir():
             raise UserError(config.run_dir, "run_dir", "is a file; choose another run_dir")
@@ -57,7 +57,7 @@ def check_run_directory(config: RunConfig) -> bool:
 def _check_named(config: RunConfig) -> None:
     """Raises: UserError where `resume` names a checkpoint that others follow, or one of another run."""
     path = config.resume
-    if not isinstance(path, Path) or not path.is_dir():  # what is not there is told elsewhere
+    if not isinstance(path, Path) or not path.is_dir():  # what is not there is reported elsewhere
         return
     newest = max(RunLayout(config.run_dir).checkpoints.glob("step-*"), default=None)
     parent = RunLayout(path.resolve().parent.parent)
@@ -93,9 +93,9 @@ def check_only_run(
     *given: Path | None,
     is_given: Callable[[Path], bool] = lambda _: False,
 ) -> None:
-    """Raises: UserError where `run_dir` holds what no run wrote; then it is somebody else's folder.
+    """Raises: UserError where `run_dir` holds what no run wrote; then it is someone else's folder.
 
-    `config_file`, `given`: files of the user's for this run, which may lie there, as may whatever
+    `config_file`, `given`: files of the user's for this run, which may be there, as may whatever
     the configuration names, and what `is_given` says is such a file.
     """
     layout = RunLayout(config.run_dir)

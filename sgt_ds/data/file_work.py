@@ -332,7 +332,7 @@ class _Series:
         self._characters = 0
         context, self._context, self._writer = self._context, None, None
         context.__exit__(None, None, None)
-        # Read back: the checksum is of what lies there.
+        # Read back: the checksum is of what is there.
         digest, size = xxhash.xxh3_128(), 0
         with self._path.open("rb") as stream:
             while piece := stream.read(1 << 20):

@@ -61,7 +61,7 @@ class HashingReader:
         return content
 
     def hexdigest(self) -> str:
-        """XXH3-128 of the whole file; reads what is left of it (nobody may have wanted it)."""
+        """XXH3-128 of the whole file; reads what is left of it (no one may have wanted it)."""
         while self.read(1 << 20):
             pass
         return self._hash.hexdigest()
@@ -141,7 +141,7 @@ def _open(file: InputFile) -> IO[bytes] | RemoteStream:
     location = file.location
     if is_remote(location):
         return RemoteStream(location, (file.bytes, file.version))
-    # A named pipe would block for ever.
+    # A named pipe would block forever.
     if not stat.S_ISREG(Path(location).stat().st_mode):
         raise IsADirectoryError("is a directory or a device, not a file")
     return Path(location).open("rb")

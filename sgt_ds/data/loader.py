@@ -112,7 +112,7 @@ class Loader:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of `identity`, in hex. A run goes on only where it is the same."""
+        """SHA-256 of `identity`, in hex. A run continues only where it is the same."""
         import hashlib
         import json
 

@@ -25,7 +25,7 @@ class _Part(BaseModel):
 
 
 class TokenizerEntry(_Part):
-    """The tokenizer whose ids the shards hold; its file lies in the set."""
+    """The tokenizer whose ids the shards hold; its file is in the set."""
 
     file: str
     kind: Literal["huggingface", "sentencepiece"]
@@ -55,7 +55,7 @@ class SourceEntry(_Part):
     name: str
     bytes: int
     xxh3_128: str
-    """Of the file as it lies there, compressed."""
+    """Of the file as it is there, compressed."""
     documents: int
     tokens: int
     characters: int

@@ -27,7 +27,7 @@ def quotas(weights: Sequence[float]) -> list[int]:
 
 
 class Mixture:
-    """A fixed pattern of `PERIOD` places, each source spread evenly over it, that repeats for ever.
+    """A fixed pattern of `PERIOD` places, each source spread evenly over it, that repeats forever.
 
     A window of one period holds every place of the pattern once, so its proportions are exact.
     """

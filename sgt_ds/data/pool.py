@@ -159,7 +159,7 @@ def _serve(connection: Connection, factory: Factory) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return  # the coordinator is gone, or has nothing more to do
     except Exception as error:
-        with contextlib.suppress(OSError):  # nobody is left to hear it
+        with contextlib.suppress(OSError):  # no one is left to hear it
             connection.send((_MESSAGE, _Failed.of(error)))
 
 

@@ -195,7 +195,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _check_fresh(directory: Path, out: Path) -> None:
-    """A directory of somebody else's files is not written to; one of ours is gone on with."""
+    """A directory of someone else's files is not written to; one of ours is continued."""
     if is_begun(directory, out) or not directory.exists():
         return
     if not directory.is_dir():

@@ -45,7 +45,7 @@ def _identity(
 
 
 def is_begun(directory: Path, out: Path) -> bool:
-    """Whether an unfinished attempt at `out` writes to `directory`: what lies there is its own."""
+    """Whether an unfinished attempt at `out` writes to `directory`: what is there is its own."""
     if not (out / WORK).is_dir() or directory == out:
         return (out / WORK).is_dir()
     try:
@@ -58,7 +58,7 @@ def is_begun(directory: Path, out: Path) -> bool:
 
 
 def check_same_job(preparation: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> None:
-    """See that an unfinished set is gone on with as it was begun, or note how it begins.
+    """See that an unfinished set is continued as it was begun, or note how it begins.
 
     One of which nothing is prepared yet may become another.
     Raises: UserError where it was begun otherwise.

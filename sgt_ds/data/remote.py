@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar, cast
 from sgt_ds.errors import UserError
 
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Between attempts at one read. Any byte that arrives starts them anew."""
+"""Between attempts at one read. Any byte that arrives starts them again."""
 EXTRA = "pip install 'sgt-ds[remote]'"
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
@@ -76,7 +76,7 @@ def remote_matches(pattern: str) -> list[tuple[str, State]]:
 
 
 def remote_state(location: str) -> State:
-    """A file's state now, asked anew. Raises: UserError."""
+    """A file's state now, asked again. Raises: UserError."""
     filesystem, path = _filesystem(location)
 
     def ask() -> State:
@@ -87,7 +87,7 @@ def remote_state(location: str) -> State:
 
 
 class RemoteStream:
-    """A remote file's bytes, front to back. A read that breaks off goes on where it was.
+    """A remote file's bytes, front to back. A read that breaks off continues where it was.
 
     `state`: as listed. Raises, when reading: UserError where the file has changed since, or stays
     out of reach.

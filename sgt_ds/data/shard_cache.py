@@ -42,7 +42,7 @@ class _Hash(Protocol):
 class ShardCache:
     """The local copy of one remote set, in a directory named by its manifest's content.
 
-    A set that was prepared anew under the same address is another set, and gets another directory.
+    A set that was prepared again under the same address is another set, and gets another directory.
     Raises: UserError where `location` holds no finished set or cannot be reached.
     """
 
@@ -67,9 +67,9 @@ class ShardCache:
         self._pool: ThreadPoolExecutor | None = None
 
     def fetch(self, shard: ShardEntry) -> None:
-        """Wait until a shard lies in `directory`, whole.
+        """Wait until a shard is in `directory`, whole.
 
-        One that lay there before is read once after the set was opened, by one process of the host,
+        One that was there before is read once after the set was opened, by one process of the host,
         and fetched again where its checksum differs.
         Raises: UserError where it cannot be fetched or is not the one that the manifest names.
         """

@@ -218,7 +218,7 @@ class Shard:
     def document_starts(self, first: int, length: int) -> npt.NDArray[np.int64]:
         """For tokens first … first + length − 1, the place in them at which each one's document starts.
 
-        Returns int64 (length,), rising; 0 for the document that the first of them lies in.
+        Returns int64 (length,), rising; 0 for the document that the first of them is in.
         """
         # Whole numbers: right of `first` is left of the next. One search, as each costs the same.
         low, high = self._starts.searchsorted((first + 1, first + length)).tolist()

@@ -35,7 +35,7 @@ Rows = Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]
 class TokenSet:
     """Shards of one directory, memory-mapped when first read.
 
-    A sequence of length N is N + 1 tokens, of which the last N are targets. Sequences lie at stride
+    A sequence of length N is N + 1 tokens, of which the last N are targets. Sequences are at stride
     N within a shard, so each token is a target once, save a shard's first one and what is left at
     its end, fewer than N.
     """

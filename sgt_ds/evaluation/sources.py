@@ -20,7 +20,7 @@ HUB = "datasets"
 
 
 def is_local(location: str) -> bool:
-    """Whether a task's rows lie in files of this machine."""
+    """Whether a task's rows are in files of this machine."""
     return not is_remote(location) and not _is_on_hub(location)
 
 

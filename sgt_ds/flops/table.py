@@ -20,7 +20,7 @@ _MEANING = {
 def table(plan: Plan, preset: str | None = None, *, ranks_assumed: bool = False) -> str:
     """Totals, cases, events and memory, in lines of at most 100 columns.
 
-    `ranks_assumed`: nobody has said how many there are.
+    `ranks_assumed`: no one has said how many there are.
     """
     return "\n".join(_lines(plan, preset, ranks_assumed))
 

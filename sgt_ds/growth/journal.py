@@ -120,7 +120,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any]) -> Journal:
-        """Start a new journal. Raises: UserError where a non-empty file lies there already."""
+        """Start a new journal. Raises: UserError where a non-empty file is there already."""
         if path.exists() and path.stat().st_size:
             raise UserError(path, None, "holds a journal already; choose another run_dir")
         journal = cls(path)

@@ -13,7 +13,7 @@ from sgt_ds.growth.lines import journal_in
 def request_freeze(run: Path) -> Path:
     """Ask a run to freeze its growth from the next decision on. Returns the file that says so.
 
-    Raises: UserError where `run` is no run directory.
+    Raises: UserError where `run` is not a run directory.
     """
     if not run.is_dir():
         raise UserError(run, None, "is not a run directory; give the run_dir of a run")

@@ -96,7 +96,7 @@ def as_journalled(value: float) -> float:
 class EntropyAverage:
     """Exponential moving average over measurements: ē ← ema·ē + (1 − ema)·e, from the first on.
 
-    A head whose measurement is not finite has no value at that step, and its average goes on
+    A head whose measurement is not finite has no value at that step, and its average continues
     from the last finite one: a single NaN must not blind every later window.
     """
 

@@ -80,7 +80,7 @@ class TextGenerator:
     `directory`: what `sgt-ds convert` wrote. `device`: as torch names it; None takes a GPU where
     there is one. `dtype`: bf16, fp16, fp32, or None for that of the export (float32 on a CPU,
     where half precision is slow).
-    Raises: UserError where the folder is no export or holds no tokenizer.
+    Raises: UserError where the folder is not an export or holds no tokenizer.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class TextGenerator:
             raise UserError(
                 "--prompt", None, "is empty, and the tokenizer has no BOS token; give some text"
             )
-        # Nothing to go on from: begin a text as training did, behind the end of another.
+        # Nothing to continue from: begin a text as training did, behind the end of another.
         rows = [row or [first] for row in rows]
         width = max(map(len, rows))
         fill = self.tokenizer.pad_token_id or 0

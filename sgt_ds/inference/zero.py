@@ -59,7 +59,7 @@ class MasterWeights:
     def read(self, name: str, start: int, count: int) -> Tensor:
         """`count` elements of a parameter from its flat index `start`: float32 (count,).
 
-        A view of the mapped file where they lie in one partition, a copy otherwise.
+        A view of the mapped file where they are in one partition, a copy otherwise.
         """
         place = self._places[name]
         return self._span(place.group, place.offset + start, count)

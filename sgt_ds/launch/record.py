@@ -97,7 +97,7 @@ class StopAsked:
         self._request.touch()
 
     def is_set(self) -> bool:
-        """Whether `ask` was called by anybody, or somebody made the request's file by hand."""
+        """Whether `ask` was called by anybody, or someone made the request's file by hand."""
         return self._mark.exists() or self._request.exists()
 
     def clear(self) -> None:

@@ -66,7 +66,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
 
 
 def check_not_complete(run_dir: Path, nothing: str) -> None:
-    """Raises: UserError where the run has nothing left to do, and nobody trains it.
+    """Raises: UserError where the run has nothing left to do, and no one trains it.
 
     `nothing`: what there is not to do about it, as "to stop".
     """

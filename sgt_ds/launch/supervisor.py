@@ -66,7 +66,7 @@ class Launch:
 
 
 Prepare = Callable[[Sequence[str]], Launch]
-"""Reads and checks everything anew, under more `key=value` overrides. Raises: UserError."""
+"""Reads and checks everything again, under more `key=value` overrides. Raises: UserError."""
 
 
 class StopSignals:
@@ -156,7 +156,7 @@ def _supervise_node(launch: Launch, grace_seconds: float) -> int:
 
 
 def last_checkpoint(run_dir: Path) -> str:
-    """Where a run that ended can go on, for a message."""
+    """Where a run that ended can continue, for a message."""
     step = newest_step(RunLayout(run_dir))
     return f"last checkpoint: step {step}" if step >= 0 else "no checkpoint was saved"
 
@@ -354,7 +354,7 @@ def check_unattended(run_dir: Path) -> None:
 
 
 def _prepare_again(prepare: Prepare, overrides: Sequence[str], before: Launch) -> Launch:
-    """The launch anew; the one before where a file is being edited just now."""
+    """The launch again; the one before where a file is being edited just now."""
     try:
         return prepare(overrides)
     except SgtError as error:

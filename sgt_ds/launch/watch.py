@@ -15,7 +15,7 @@ _NODE_MARK = ".node"
 
 
 def launch_name(run_id: str) -> str:
-    """The name under which all ranks of a launch, on whatever host, leave their signs of life."""
+    """The name under which all ranks of a launch, on whatever host, leave their heartbeats."""
     return run_id.partition(_NODE_MARK)[0]
 
 
@@ -25,7 +25,7 @@ def node_run_id(launch: str, node_rank: int) -> str:
 
 
 class Watch:
-    """Looks after the ranks of one launch, and lets them see that somebody does."""
+    """Looks after the ranks of one launch, and lets them see that someone does."""
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self._folder = RunLayout(run_dir).signs_of_life(launch_name(run_id))

@@ -90,7 +90,7 @@ class Access:
 def access_of_run(given: Access, run_dir: Path) -> tuple[str, Access]:
     """The scheme of a run's exporters, and `given` filled up by what its run.yaml tells.
 
-    The certificate that it serves is trusted as it lies there; a client's own is told nowhere.
+    The certificate that it serves is trusted as it is there; a client's own is reported nowhere.
     """
     try:
         telemetry = load_run_config(RunLayout(run_dir).config).telemetry

@@ -67,7 +67,7 @@ class Entropies:
     """Every measurement, as layer means and as variances between the heads of a layer.
 
     `means`, `variances`: [layer][measurement], NaN where not finite.
-    `heads`: [layer][head], the moving average of now, from which growth decides.
+    `heads`: [layer][head], the current moving average, from which growth decides.
     """
 
     steps: list[int] = field(default_factory=list)

@@ -15,7 +15,7 @@ Row = dict[str, Any]
 def read_objects(path: Path) -> list[Row]:
     """The objects of a file of JSON Lines; an unfinished last line is passed over.
 
-    Empty where there is no such file. Raises: UserError naming the line that is no JSON object.
+    Empty where there is no such file. Raises: UserError naming the line that is not a JSON object.
     """
     try:
         whole = path.read_bytes().rpartition(b"\n")[0]

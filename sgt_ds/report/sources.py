@@ -145,7 +145,7 @@ class DirectorySource:
         self._read_again = ended + (ended - begun) / READING_SHARE
 
     def _outcome(self) -> Outcome | None:
-        """How training ended; None while somebody trains, or where nobody said so."""
+        """How training ended; None while someone trains, or where no one said so."""
         outcome = read_outcome(self._layout.control)
         # A copied run's files have other times, in any order.
         return outcome if outcome is not None and outcome.written >= self._written() else None

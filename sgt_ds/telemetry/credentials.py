@@ -16,7 +16,7 @@ log = logging.getLogger("sgt_ds")
 
 
 class Credentials:
-    """One name and its password; from a file, that is read anew when it changes."""
+    """One name and its password; from a file, that is read again when it changes."""
 
     def __init__(self, username: str, password: SecretStr | None, file: Path | None) -> None:
         """Raises: UserError where the password is missing, empty or only its asterisks."""

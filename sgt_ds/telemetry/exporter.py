@@ -131,7 +131,7 @@ class Exporter(Collector):
         """Release the port.
 
         `wait_seconds`: after `finish`, how long to wait at most until a scraper has read the end;
-        nothing is waited for where nobody scraped of late.
+        nothing is waited for where no one scraped of late.
         """
         for tracker in self._trackers:
             tracker.close()
@@ -308,7 +308,7 @@ class Exporter(Collector):
         self._change("load_state_dict", change)
 
     def collect(self) -> Iterator[Family]:
-        """The metric families of now, for prometheus_client."""
+        """The metric current families, for prometheus_client."""
         now = self._snapshot
         now = replace(now, failures=now.failures + self._scrape_failures)
         if self._hardware is not None:

@@ -92,13 +92,13 @@ def read_beats(folder: Path, rank: int | None = None) -> list[tuple[Beat, float]
 
 def write_supervisor(folder: Path) -> float:
     """Tell that this process looks after the ranks. Returns when, by the file system's clock."""
-    with suppress(OSError):  # a full disk: that somebody does can still be told
+    with suppress(OSError):  # a full disk: that someone does can still be told
         (folder / SUPERVISOR_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
     return renew_supervisor(folder)
 
 
 def renew_supervisor(folder: Path) -> float:
-    """The supervisor's sign of life. Returns its time, by the file system's clock."""
+    """The supervisor's heartbeat. Returns its time, by the file system's clock."""
     path = folder / SUPERVISOR_FILE
     path.touch()
     return path.stat().st_mtime
@@ -120,7 +120,7 @@ def supervisor_here(folder: Path) -> int | None:
 
 
 def silent(ages: Iterable[tuple[Beat, float]]) -> list[tuple[Beat, float]]:
-    """Ranks that have given no sign of life for longer than they may, with their age."""
+    """Ranks that have given no heartbeat for longer than they may, with their age."""
     return [(beat, age) for beat, age in ages if not beat.end and age > beat.silence_seconds]
 
 
@@ -134,7 +134,7 @@ def awaited_seconds(ages: Sequence[tuple[Beat, float]], quiet_seconds: float) ->
     """How long a rank that is furthest behind may take, or be silent, from now on; 0: it is late.
 
     Its part may be one that lasts (slow data) while the others wait where nothing should. Where any
-    rank has been quiet for longer than `quiet_seconds`, nobody is waited for.
+    rank has been quiet for longer than `quiet_seconds`, no one is waited for.
     """
     living = [(beat, age) for beat, age in ages if not beat.end]
     oldest = max((age for _, age in living), default=0.0)

@@ -22,7 +22,7 @@ class KeptCounters:
         self._text = ""
 
     def keep(self, counters: Counters) -> None:
-        """Write them where they have changed and nobody writes. Raises: OSError."""
+        """Write them where they have changed and no one writes. Raises: OSError."""
         if not self._writing.acquire(blocking=False):
             return
         try:

@@ -111,7 +111,7 @@ def tensorboard(folder: Path) -> Tracker:
 
 
 def wandb(settings: Any, folder: Path, *, run: str, config: dict[str, Any]) -> Tracker:
-    """A run of Weights & Biases. A resumed run goes on in it, by its name and folder.
+    """A run of Weights & Biases. A resumed run continues in it, by its name and folder.
 
     `settings`: project, entity and mode; `sgt_ds.config.WandbConfig` is one. `config`: the resolved
     configuration, secrets already replaced. Raises: UserError where the package is missing.
@@ -143,7 +143,7 @@ def wandb(settings: Any, folder: Path, *, run: str, config: dict[str, Any]) -> T
 
 
 def _run_id(folder: Path) -> str:
-    """The id of the run that `folder` holds, so that a resumed run goes on in it."""
+    """The id of the run that `folder` holds, so that a resumed run continues in it."""
     file = folder / "run-id"
     if not file.exists():
         file.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf-8")

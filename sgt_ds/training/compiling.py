@@ -35,7 +35,7 @@ from sgt_ds.training.engine import Ranks
 log = logging.getLogger("sgt_ds")
 
 _TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-# Triton's kernels lie in torch's graphs as well.
+# Triton's kernels are in torch's graphs as well.
 _LEFT_OUT = frozenset({"locks", "triton"})
 # fxgraph/xx/KEY/HASH
 _GRAPH_PARTS = 4

@@ -228,7 +228,7 @@ def _reduce_without_the_host(optimizer: Any) -> None:
     epilogue = getattr(optimizer, "independent_gradient_partition_epilogue", None)
     if stream is None or epilogue is None or not optimizer.overlap_comm:
         return
-    if not optimizer.contiguous_gradients:  # what lies in no bucket is reduced after that wait
+    if not optimizer.contiguous_gradients:  # what is in no bucket is reduced after that wait
         return
     accelerator = get_accelerator()
 

@@ -37,7 +37,7 @@ def reached_step(metrics: Path) -> int | None:
 def note_start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> None:
     """Append this start to the run's record, and take away how the last one ended.
 
-    `step`: where it goes on; `reached`: how far the run had come. A record that cannot be written
+    `step`: where it continues; `reached`: how far the run had come. A record that cannot be written
     stops no training: it is for people who read of the run later.
     """
     path, fp8 = RunLayout(config.run_dir).starts, config.training.fp8

@@ -57,7 +57,7 @@ class Evaluation:
         self._items_folder = items_folder
 
     def __call__(self, step: int, loops: Mapping[int, LoopInputs]) -> Scores:
-        """Scores of the weights of now; rank 0 writes the items. Collective."""
+        """Scores of the current weights; rank 0 writes the items. Collective."""
         share = slice(self._ranks.rank, None, self._ranks.world_size)
         device, scores = self._ranks.device, Scores()
 

@@ -29,7 +29,7 @@ class Requests:
         self._signalled = True
 
     def stop(self) -> bool:
-        """Whether a signal came, the stop file is there, or nobody minds this rank any more."""
+        """Whether a signal came, the stop file is there, or no one minds this rank any more."""
         return self._signalled or self._heartbeat.launcher_lost or self._stop_file.exists()
 
     def freeze(self) -> bool:

@@ -97,7 +97,7 @@ def _check_data(trainer: Trainer, config: RunConfig, path: Path, before: Mapping
 
 def _own_checkpoint(config: RunConfig, ranks: Ranks, resuming: bool) -> Path | None:
     directory = RunLayout(config.run_dir).checkpoints
-    # As with `fork`: once a run has checkpoints of its own it goes on from them.
+    # As with `fork`: once a run has checkpoints of its own it continues from them.
     if isinstance(config.resume, Path) and (
         config.resume.resolve().parent == directory.resolve() or not any(directory.glob("step-*"))
     ):

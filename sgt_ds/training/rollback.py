@@ -38,12 +38,12 @@ class RolledBack:
 
 
 def roll_back(run_dir: Path, step: int) -> RolledBack:
-    """Make the run go on from its newest good checkpoint at or before `step`.
+    """Make the run continue from its newest good checkpoint at or before `step`.
 
     Later checkpoints move to a folder laid out as a run directory, with a copy of journal and
     metrics, so that `growth show`, `growth diff`, `convert` and `fork` can still be given it; the
-    run's own journal and metrics then end where it goes on.
-    Raises: UserError where `run_dir` is no run, the run is alive, or no such checkpoint exists.
+    run's own journal and metrics then end where it continues.
+    Raises: UserError where `run_dir` is not a run, the run is alive, or no such checkpoint exists.
     """
     layout = RunLayout(run_dir)
     if not layout.config.exists():

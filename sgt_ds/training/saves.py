@@ -68,7 +68,7 @@ class RunCheckpoints:
         """Step of the newest complete checkpoint of this run; -1 before the first."""
 
     def resumed(self, newest: Path) -> None:
-        """The run goes on from its newest good checkpoint, whose save may not have ended."""
+        """The run continues from its newest good checkpoint, whose save may not have ended."""
         if self._ranks.is_main:
             checkpoints.settle(self._directory, newest, self._retention)
 
@@ -119,7 +119,7 @@ class RunCheckpoints:
             self._failed(error)
 
     def finish(self) -> None:
-        """Wait for a save under way; a failure is told, not raised. Collective."""
+        """Wait for a save under way; a failure is reported, not raised. Collective."""
         try:
             self._note(self._saver.wait())
         except checkpoints.SaveFailed as error:

@@ -220,7 +220,7 @@ class Trainer:
     def save(self, *, validation_loss: float | None = None, wait: bool = False) -> None:
         """Save a checkpoint, beside training unless `wait`. Collective.
 
-        `validation_loss`: of the weights of now. Raises: SaveFailed where `wait` and it failed.
+        `validation_loss`: of the current weights. Raises: SaveFailed where `wait` and it failed.
         """
         with self.parts.host("growth"):
             state = self.state_dict()  # brings the journal to here: resume cuts it back to here

@@ -79,7 +79,7 @@ def variance_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
 
 
 def head_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
-    """Layer × head as of now, looped heads outlined; None before the first measurement."""
+    """Current layer × head map, looped heads outlined; None before the first measurement."""
     heads = run.entropies.heads
     if not heads:
         return None

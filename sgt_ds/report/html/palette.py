@@ -18,7 +18,7 @@ SHADES = 48
 
 
 def shade(place: float) -> int:
-    """The shade of a value that lies at `place`, 0 to 1, in its range."""
+    """The shade of a value that is at `place`, 0 to 1, in its range."""
     return min(SHADES - 1, max(0, int(place * SHADES)))
 
 
