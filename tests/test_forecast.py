@@ -218,4 +218,4 @@ def test_figures_that_cannot_be_are_forecast_from(
     assert "measure again" in line
     assert main(["bench", "forecast", str(tmp_path / "nope.json")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"sgt-ds: {tmp_path / 'nope.json'}: no such file; give what")
+    assert line.startswith(f"sgt-ds: {tmp_path / 'nope.json'}: no such file; give the output of")

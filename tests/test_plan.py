@@ -261,7 +261,7 @@ def test_a_flag_and_an_override_of_one_key_of_which_one_is_lost(
         ["--no-compile", "training.compile=true"],
     ):
         assert main(["plan", run, *flags]) == 2
-        told = f"command line: {flags[0]}: stands beside {flags[-1]}"
+        told = f"command line: {flags[0]}: conflicts with {flags[-1]}"
         assert told in capsys.readouterr().err
     # What training would refuse is planned, and said.
     assert main(["plan", run, "--method", "block_loop", "training.steps=100"]) == 0
@@ -291,7 +291,7 @@ def test_time_and_cost_from_the_users_figures() -> None:
         ("--method sgd", "--method: 'sgd' is unknown"),
         ("--layers 16", "--layers: 16 exceeds the 15 eligible layers"),
         ("--method block_loop --layers 3,3", "--layers: a layer is listed twice"),
-        ("--world-size 3", "--world-size: 3 does not divide"),
+        ("--world-size 3", "--world-size: 3 ranks do not divide"),
         ("--mfu 0.4", "--peak-tflops: is missing"),
         ("--mfu 40 --peak-tflops 1", "--mfu: '40' is not a number above 0, at most 1"),
         ("--interval 0", "--interval: '0' is not a whole number from 1"),

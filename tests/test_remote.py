@@ -154,7 +154,7 @@ def test_a_server_that_stays_broken_is_a_traceback_or_damage_to_skip(
         assert main([*command, "--on-error", "skip", "--max-bad-fraction", "1"]) == 2
         line = capsys.readouterr().err.splitlines()[-1]
         assert f"{shelf.url}/c4.2.json: broke off at byte" in line
-        assert "4 times; the same command goes on" in line
+        assert "4 times; the same command continues" in line
         assert not (tmp_path / "out" / "manifest.json").exists()
         shelf.cuts = 0
         assert main(command) == 0
