@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and files that grow by whole lines. Knows no room."""
+"""Atomic file writes, and files that grow by complete lines. Imports no package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: saved by all ranks, verified before use, rotated.
+"""Atomic checkpoints: saved by all ranks, verified before use, rotated.
 
 `Saver`, `save`, `load`, `load_weights_only` and `newest_good_for_all` are collective and need torch; the
 others read a folder and do not, so that commands start quickly.

@@ -1,4 +1,4 @@
-"""Host memory that is got beside training: touched, and page-locked where CUDA is there.
+"""Host memory allocated during training: touched, and page-locked where CUDA is available.
 
 New memory costs ten times as much as the copy into it: the system finds and clears page by page.
 Knows no checkpoint.

@@ -1,4 +1,4 @@
-"""Put a verified checkpoint back into a DeepSpeed engine, on all ranks together.
+"""Load a verified checkpoint into a DeepSpeed engine, on all ranks together.
 
 Rank 0 verifies every file before any rank loads one; bad input ends the load on all ranks with the
 same error, before DeepSpeed's collectives begin. Knows no trainer.

@@ -1,4 +1,4 @@
-"""What the pickle inside a tensor file asks for, told without running it. Imports no DeepSpeed."""
+"""What the pickle inside a tensor file references, found without running it. No DeepSpeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer state saved by some number of ranks, served to another number while loading.
+"""Serves optimizer state saved by one number of ranks to another number while loading.
 
 ZeRO-1 and -2 lay each parameter group out flat and cut it into equal partitions, one a rank, padded
 at the end. Another number of ranks means other cuts of the same numbers: each new rank reads the

@@ -1,4 +1,4 @@
-"""Which checkpoints stay when a new one has been written and verified. Knows no torch."""
+"""Which checkpoints are kept when a new one has been written and verified. Knows no torch."""
 
 from __future__ import annotations
 

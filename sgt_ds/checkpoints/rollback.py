@@ -1,4 +1,4 @@
-"""Go back behind newer checkpoints: they leave the folder, whole, so that no resume takes them.
+"""Go back to an older checkpoint: newer ones leave the folder intact, so no resume takes them.
 
 Knows no run directory and no trainer. For a run that is not being trained.
 """

@@ -1,4 +1,4 @@
-"""Write checkpoints that are whole or absent, from all ranks together, while training goes on.
+"""Write atomic checkpoints, from all ranks together, while training continues.
 
 A save has three parts. *Taking*, by the training thread: DeepSpeed hands over weights and
 optimizer, they are copied to host memory with the rank's random state. *Writing*, by a thread of

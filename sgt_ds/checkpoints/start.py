@@ -1,4 +1,4 @@
-"""A training start: weights of a model from elsewhere, sealed by the manifest of a checkpoint.
+"""A training start: weights of an external model, sealed by a checkpoint manifest.
 
 Holds safetensors in float32 under LLaMA's names, `state.json` with the model's shape, and what else
 its writer put in. Knows no optimizer, no rank and no torch: who reads tensors brings a reader.

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: what is there, which is the newest good one, what may go.
+"""The folder of a run's checkpoints: what exists, the newest good one, what may be removed.
 
 Knows no torch until it looks into tensor files. DeepSpeed's own `latest` is never read; ours is a
 pointer for people and tools, and resuming goes by what verifies.

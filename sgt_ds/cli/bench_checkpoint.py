@@ -1,4 +1,4 @@
-"""`sgt-ds bench checkpoint`: how long training stands still for a checkpoint on this machine."""
+"""`sgt-ds bench checkpoint`: how long a checkpoint pauses training on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sgt-ds bench forecast`: step time on hosts that nobody has measured, from measured parts."""
+"""`sgt-ds bench forecast`: step time on unmeasured numbers of hosts, from measured parts."""
 
 from __future__ import annotations
 

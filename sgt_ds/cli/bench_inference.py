@@ -1,4 +1,4 @@
-"""`sgt-ds bench inference`: prefill and decode of exports, vanilla beside loops."""
+"""`sgt-ds bench inference`: prefill and decode of exports, with and without loops."""
 
 from __future__ import annotations
 

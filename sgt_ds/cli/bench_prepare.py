@@ -1,4 +1,4 @@
-"""`sgt-ds bench prepare`: preparation beside the bare tokenizer and a peer."""
+"""`sgt-ds bench prepare`: preparation compared with the bare tokenizer and datatrove."""
 
 from __future__ import annotations
 

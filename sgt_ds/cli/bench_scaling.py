@@ -1,4 +1,4 @@
-"""`sgt-ds bench scaling`: whole runs on more and more ranks of this host, weak and strong."""
+"""`sgt-ds bench scaling`: whole runs on increasing numbers of ranks, weak and strong."""
 
 from __future__ import annotations
 

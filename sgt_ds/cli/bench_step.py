@@ -1,4 +1,4 @@
-"""`sgt-ds bench step`: one training step of a method beside vanilla."""
+"""`sgt-ds bench step`: one training step of a method compared with vanilla."""
 
 from __future__ import annotations
 

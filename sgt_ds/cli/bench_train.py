@@ -1,4 +1,4 @@
-"""`sgt-ds bench train`: methods and numbers of ranks beside each other, in whole runs."""
+"""`sgt-ds bench train`: methods and numbers of ranks compared, in whole runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sgt-ds convert`: a checkpoint to a folder that `transformers` loads."""
+"""`sgt-ds convert`: from a checkpoint to a folder that `transformers` loads."""
 
 from __future__ import annotations
 

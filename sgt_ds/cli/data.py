@@ -1,4 +1,4 @@
-"""`sgt-ds data`: prepare token shards, verify them, look into them."""
+"""`sgt-ds data`: prepare, verify and inspect token shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sgt-ds eval`: tasks, perplexity, and two models compared."""
+"""`sgt-ds eval`: tasks, perplexity, and comparison of two models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command shares: the parser's one-line errors, exit codes, JSON output."""
+"""Shared by all commands: the parser's one-line errors, exit codes, JSON output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sgt-ds growth rollback`: go on from an earlier checkpoint, with growth frozen if asked."""
+"""`sgt-ds growth rollback`: continue from an earlier checkpoint, optionally with frozen growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags that change a growth policy, and the policy that a journal and such flags ask for."""
+"""Flags that change a growth policy, and the policy defined by a journal and such flags."""
 
 from __future__ import annotations
 

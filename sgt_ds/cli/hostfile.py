@@ -1,4 +1,4 @@
-"""`sgt-ds hostfile check`: read a hostfile as strictly as `sgt-ds train` does, and ask its hosts."""
+"""`sgt-ds hostfile check`: check a hostfile as strictly as `sgt-ds train`, and probe its hosts."""
 
 from __future__ import annotations
 

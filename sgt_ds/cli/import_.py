@@ -1,4 +1,4 @@
-"""`sgt-ds import`: a LLaMA of Hugging Face to a start for training."""
+"""`sgt-ds import`: from a Hugging Face LLaMA to a training start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sgt-ds monitor`: what a Prometheus needs to find a run."""
+"""`sgt-ds monitor`: what Prometheus needs to find a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sgt-ds plan`: FLOPs, growth, memory, time and cost of a run before a GPU is rented."""
+"""`sgt-ds plan`: FLOPs, growth, memory, time and cost of a run before you rent a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sgt-ds stop`: let a run save and end; end exactly its processes if it does not."""
+"""`sgt-ds stop`: ask a run to save and exit; kill only its own processes if it does not."""
 
 from __future__ import annotations
 

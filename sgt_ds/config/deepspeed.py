@@ -1,4 +1,4 @@
-"""The DeepSpeed JSON: what it owns, what RUN.yaml owns, and no contradiction between them.
+"""The DeepSpeed JSON: what it owns, what RUN.yaml owns, and checks for contradictions.
 
 RUN.yaml owns batch sizes, clipping, optimizer and schedule; the JSON owns ZeRO, precision and
 communication. A key of the other's is accepted where it says the same, or `"auto"`.

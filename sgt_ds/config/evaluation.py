@@ -1,4 +1,4 @@
-"""What a run is scored on while it trains. Knows no task by name and no file."""
+"""What a run is scored on during training. Knows no task by name and no file."""
 
 from __future__ import annotations
 

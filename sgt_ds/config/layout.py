@@ -1,4 +1,4 @@
-"""Where things lie in a run directory: the one place that knows the names."""
+"""Paths within a run directory: the only place that knows the names."""
 
 from __future__ import annotations
 

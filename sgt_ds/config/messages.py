@@ -1,4 +1,4 @@
-"""What a value should be, in the words of one who writes it. Reads no file and raises nothing."""
+"""What a value should be, in terms of the YAML file. Reads no file and raises nothing."""
 
 from __future__ import annotations
 

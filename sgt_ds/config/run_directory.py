@@ -1,4 +1,4 @@
-"""Whose a run directory is: checked before a launch, checked and made by the ranks. No torch."""
+"""Whether a run directory belongs to a run: checked before launch and by the ranks. No torch."""
 
 from __future__ import annotations
 

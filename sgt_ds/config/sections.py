@@ -1,4 +1,4 @@
-"""Which keys a run configuration knows where, and of what type. Reads no file."""
+"""Keys and types of the run configuration, by section. Reads no file."""
 
 from __future__ import annotations
 

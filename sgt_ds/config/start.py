@@ -1,4 +1,4 @@
-"""What `init` may name: a folder that `sgt-ds import` wrote. Knows it by its files, reads none."""
+"""What `init` may name: a folder written by `sgt-ds import`. Checks its files, reads none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was probably meant by a key or a name that is unknown. Reads no file and raises nothing."""
+"""Suggestions for an unknown key or name. Reads no file and raises nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room in the cache of remote sets: what no process reads any more makes way, longest unused first.
+"""Limits the cache of remote sets: sets not in use are evicted, least recently used first.
 
 Knows folders, times and sizes, no store. A set is in use as long as any process has it open.
 """

@@ -1,4 +1,4 @@
-"""One input file to its token shards: the work that workers do. Knows nothing of other files.
+"""One input file to its token shards: the work of a worker. Knows nothing of other files.
 
 A file is done when its record exists; the record is written after its shards, each of which appears
 whole. So whatever kills a worker, a file is done or will be done again from its start, with the

@@ -1,4 +1,4 @@
-"""Input files: patterns to a list of files, and their bytes. Local here, `remote` for the others."""
+"""Input files: patterns to a list of files, and their bytes. Remote ones are in `remote`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which source each place of the global order takes its sequence from. Knows weights, no data."""
+"""Which source each position of the global order takes its sequence from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hands tasks to whoever is free: in this process, in others, or in the ranks of an MPI job.
+"""Hands tasks to free workers: in this process, in others, or in the ranks of an MPI job.
 
 Knows nothing of what a task is. All three ways run one worker: a factory gives a handler, a handler
 turns one task into messages, and all messages arrive at the one caller that iterates.

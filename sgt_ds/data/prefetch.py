@@ -1,4 +1,4 @@
-"""Micro-batches read ahead of the trainer by a thread. Knows nothing of what they hold."""
+"""Micro-batches read ahead of the trainer by a thread. Knows nothing of their contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`data prepare`: inputs to a prepared set, with any number of workers, after any number of kills.
+"""`data prepare`: inputs to a prepared set, with any number of workers, resumable after kills.
 
 Knows the order of the work and what a finished set is; `file_work` does a file, `pool` hands files
 out. Everything in the set is a function of inputs, tokenizer and settings alone: times, paths of

@@ -1,4 +1,4 @@
-"""What an earlier attempt at a set left: whether it was the same job, what it had finished.
+"""What an earlier attempt at a set left: whether it was the same job, and what it had finished.
 
 Knows records, manifests and inputs; starts no work.
 """

@@ -1,4 +1,4 @@
-"""Remote files through fsspec: what a pattern names, and bytes that go on after a broken read.
+"""Remote files through fsspec: what a pattern names, and reads that continue after a failure.
 
 Knows no format. A remote store that fails is never taken for a damaged file: what is read must not
 depend on the weather, so every failure here ends the work, in one line, and can be gone on with.

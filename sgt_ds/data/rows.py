@@ -1,4 +1,4 @@
-"""Rows of JSON Lines and whole texts out of files that are small enough to be strict about.
+"""Rows of JSON Lines and whole texts, from files small enough to be checked strictly.
 
 Local or remote, plain, gzip or zstd, as the other inputs. Knows no task and no tokenizer: for
 millions of documents there is `prepare`; here the first fault ends the work.

@@ -1,4 +1,4 @@
-"""Shards of a remote prepared set, kept on a local disk: fetched once, checked at every start.
+"""Shards of a remote prepared set on a local disk: fetched once, checked at every start.
 
 Knows names and checksums of a manifest, no tokens and no order. Processes of one host share a
 directory; each file is fetched, and read to be checked, by one of them.

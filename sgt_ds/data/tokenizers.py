@@ -1,4 +1,4 @@
-"""SentencePiece models and Hugging Face `tokenizers` files behind one small class. No files of data.
+"""SentencePiece models and Hugging Face `tokenizers` files behind one small class.
 
 Text in, ids out: no EOS and no BOS are added here, and special tokens spelt in a text are text.
 """

@@ -1,4 +1,4 @@
-"""Items to requests: how each rule cuts a question into tokens. Knows a tokenizer, no model."""
+"""Items to requests: how each rule splits a question into tokens. Knows a tokenizer, no model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's configuration names for its evaluation: checked before anything starts. No torch."""
+"""What a run's configuration evaluates: checked before anything starts. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations, in batches of like length. Knows ids and logits, no text.
+"""Log-likelihoods of continuations, batched by length. Knows ids and logits, no text.
 
 A batch is the same whoever runs it, so its numbers are too: work is shared by handing out whole
 batches, at any number of ranks, with the same result to the bit.

@@ -1,4 +1,4 @@
-"""Rows of a task's data set, from files or through `datasets`, made into items. Knows no model."""
+"""Rows of a task's data set, from files or through `datasets`, as items. Knows no model."""
 
 from __future__ import annotations
 

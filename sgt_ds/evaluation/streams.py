@@ -1,4 +1,4 @@
-"""What perplexity is measured on: rows of tokens out of a prepared set or of texts, with their bytes.
+"""What perplexity is measured on: token rows from a prepared set or texts, with their bytes.
 
 Knows tokenizers and prepared sets, no model.
 """

@@ -1,4 +1,4 @@
-"""The tasks: where their rows come from and how a row is asked under each rule. Knows no model.
+"""The tasks: where their rows come from and how each rule turns a row into a question. No model.
 
 Sources, read as facts and written anew: ai2-olmo 0.6.0 `olmo/eval/downstream.py`, lm-eval 0.4.13
 `lm_eval/tasks/`. docs/evaluation.md shows both rules side by side.

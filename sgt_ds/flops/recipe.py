@@ -1,4 +1,4 @@
-"""What a plan starts from: the paper's recipe, a run's configuration, or the head of a journal.
+"""The starting point of a plan: the paper's recipe, a run's configuration, or a journal header.
 
 Knows no flags; of DeepSpeed only what memory depends on.
 """

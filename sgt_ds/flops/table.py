@@ -1,4 +1,4 @@
-"""The plan as a table for a person. Knows no arithmetic but units."""
+"""The plan as a table for people. Knows no arithmetic but units."""
 
 from __future__ import annotations
 

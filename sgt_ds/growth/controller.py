@@ -1,4 +1,4 @@
-"""Growth while training runs: reduce over ranks, decide on rank 0, broadcast, verify on all.
+"""Growth during training: reduce over ranks, decide on rank 0, broadcast, verify on all.
 
 The only file of this room that knows torch.distributed. It knows no model: the trainer hands in
 sums and reads Θ. Sums travel on the default process group; everything that a host must read

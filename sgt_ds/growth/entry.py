@@ -1,4 +1,4 @@
-"""How a loop enters: Θ and the step in, the passes that a model runs out. Pure.
+"""How a loop enters: from Θ and the step to the passes that a model runs. Pure.
 
 Entry factors as in the paper's FLOPs (`decay`), without any (`none`), or rising (`ramp`).
 """

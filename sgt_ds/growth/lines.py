@@ -1,4 +1,4 @@
-"""Reading a growth journal, line by line, with every fault named by file and line. Pure but for IO.
+"""Reading a growth journal line by line, with every fault named by file and line. Pure but for IO.
 
 Two kinds of file are read: a run's own journal (header, measurements, decisions), and plain lines
 `{"step": t, "entropy": [[head…] per layer]}`; both as text or compressed with Zstandard.

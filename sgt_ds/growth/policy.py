@@ -1,4 +1,4 @@
-"""What a growth policy is, and the registry of all of them. A new method is a file and a line here.
+"""The growth policy protocol and the registry. A new method is a file and one line here.
 
 A policy is pure: equal arguments, equal decisions. It knows no model and no process group.
 """

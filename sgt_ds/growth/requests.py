@@ -1,4 +1,4 @@
-"""What an operator asks of a live run: a file in its directory, which the run looks for."""
+"""Operator requests to a live run: a file in its directory, which the run looks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entropy statistics of one update and their moving average, as numbers that a journal can hold.
+"""Entropy statistics of one update and their moving average, as numbers for the journal.
 
 Knows no model, no process group and no policy. What is decided from is exactly what is written
 down: shortest float32 text, NaN (`null` in JSON) where not finite. Paper, eq. 4 and 5.

@@ -1,4 +1,4 @@
-"""The device that a user names, or a GPU where there is one. Knows no model."""
+"""The device named by the user, or a GPU if there is one. Knows no model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a LLaMA of Hugging Face to a training start. The inverse of conversion.
+"""From a Hugging Face LLaMA to a training start. The inverse of conversion.
 
 What the training model computes otherwise is refused by name; what can be brought over without
 changing the function (shared embeddings, grouped key-value heads, rows that pad the vocabulary) is.

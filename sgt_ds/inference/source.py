@@ -1,4 +1,4 @@
-"""The checkpoint that a conversion starts from: found, its state read into types, verified."""
+"""The checkpoint of a conversion: found, its state read into types, verified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights out: safetensors shards written one tensor at a time, and read back. Knows no growth."""
+"""Weights out: safetensors shards written one tensor at a time, and read back. No growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs that a bench starts through DeepSpeed's launcher on this host, and waits for."""
+"""Whole runs that a benchmark starts through DeepSpeed's launcher on this host, and waits for."""
 
 from __future__ import annotations
 

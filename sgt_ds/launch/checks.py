@@ -1,4 +1,4 @@
-"""What can be known to be wrong before a launch, data sets left to their own room.
+"""Faults that can be detected before a launch, except those of data sets.
 
 Starts no training, imports no torch.
 """

@@ -1,4 +1,4 @@
-"""The `deepspeed` command of a launch, and the address at which its ranks meet. Starts nothing."""
+"""The `deepspeed` command of a launch, and its rendezvous address. Starts nothing."""
 
 from __future__ import annotations
 

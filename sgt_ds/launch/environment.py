@@ -1,4 +1,4 @@
-"""What a launch hands to the processes of every host: an allow-list of variables, as one file.
+"""What a launch passes to the processes of every host: an allow-list of variables, as one file.
 
 DeepSpeed puts what it forwards on a command line, where every user of a host can read it; so no
 secret may be among it. Its own reader of `.deepspeed_env` fails on a blank line; this one does not.

@@ -1,4 +1,4 @@
-"""Step time past the machines at hand: a model from measured parts, checked against the points.
+"""Step time beyond the machines at hand: a model from measured parts, checked against the points.
 
 Points are what `sgt-ds bench train --json` writes. Pure arithmetic; knows no run and no device.
 

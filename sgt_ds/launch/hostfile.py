@@ -1,4 +1,4 @@
-"""Hostfiles: `host slots=N` lines in, hosts or one clear line out. Asks no host anything.
+"""Hostfiles: `host slots=N` lines in, hosts or one clear error out. Contacts no host.
 
 Stricter than DeepSpeed, whose pattern takes `slots=0` and `slots=8x`, and which trains on one node
 where the file is missing. What passes here means the same to DeepSpeed, pdsh, ssh and OpenMPI.

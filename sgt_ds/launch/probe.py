@@ -1,4 +1,4 @@
-"""Asks every host of a hostfile whether it is fit to train with the others. Starts no training."""
+"""Checks whether every host of a hostfile is fit to train with the others. Starts no training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written beside a run while it is supervised: who runs it, where, under which id.
+"""What is recorded while a run is supervised: who runs it, where, under which id.
 
 RUN/control/run.json is there while `sgt-ds train` runs; RUN/control/lock is held by it.
 """

@@ -1,4 +1,4 @@
-"""`bench train`: whole runs through the launcher, methods and numbers of ranks beside each other.
+"""`bench train`: whole runs through the launcher, comparing methods and numbers of ranks.
 
 Every figure comes from what a run tells anybody: rows of its metrics.jsonl, and its ranks'
 exporters, scraped as Prometheus would. Knows no model and no engine.

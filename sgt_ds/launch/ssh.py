@@ -1,4 +1,4 @@
-"""Asks hosts something through ssh, all at once and within a time limit. Knows no run."""
+"""Queries hosts through ssh, in parallel and with a time limit. Knows no run."""
 
 from __future__ import annotations
 

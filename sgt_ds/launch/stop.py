@@ -1,4 +1,4 @@
-"""Ends a run from outside its supervisor: asks, waits, and kills exactly what is left."""
+"""Stops a run from outside its supervisor: asks, waits, and kills exactly what is left."""
 
 from __future__ import annotations
 

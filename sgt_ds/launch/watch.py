@@ -1,4 +1,4 @@
-"""What the supervisor sees of the ranks: their signs of life. Ends nothing itself."""
+"""What the supervisor sees of the ranks: their heartbeats. Ends nothing itself."""
 
 from __future__ import annotations
 

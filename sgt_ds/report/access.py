@@ -1,4 +1,4 @@
-"""How exporters are asked: over TLS, with a client's certificate, with a name and password."""
+"""How exporters are queried: over TLS, with a client certificate, with user name and password."""
 
 from __future__ import annotations
 

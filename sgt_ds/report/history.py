@@ -1,4 +1,4 @@
-"""The whole story of one run, from its directory: what a report shows. Knows no page and no plot."""
+"""The full history of one run, from its directory: what a report shows. No page and no plot."""
 
 from __future__ import annotations
 

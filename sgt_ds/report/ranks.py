@@ -1,4 +1,4 @@
-"""What the ranks' exporters say of themselves: who answers, who is behind, who is slow."""
+"""What the ranks' exporters report: which are up, which is behind, which is slow."""
 
 from __future__ import annotations
 

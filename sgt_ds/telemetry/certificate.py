@@ -1,4 +1,4 @@
-"""The certificate with which exporters speak TLS, read anew when a file of it changes."""
+"""The TLS certificate of the exporters, reloaded when one of its files changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Name and password that a scraper must give, HTTP basic authentication. Knows no server."""
+"""User name and password for scrapers, HTTP basic authentication. Knows no server."""
 
 from __future__ import annotations
 

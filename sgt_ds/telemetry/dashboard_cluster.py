@@ -1,4 +1,4 @@
-"""The dashboard of the machines: which rank is late, what it does with its time, memory, power."""
+"""The cluster dashboard: which rank is late, where its time goes, memory, power."""
 
 from __future__ import annotations
 

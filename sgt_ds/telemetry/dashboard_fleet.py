@@ -1,4 +1,4 @@
-"""The dashboard of all runs: which are well, how far they are, where to look next."""
+"""The dashboard of all runs: health, progress, where to look next."""
 
 from __future__ import annotations
 

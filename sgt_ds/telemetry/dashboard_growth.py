@@ -1,4 +1,4 @@
-"""The dashboard of growth: entropies, loops, and the decisions that lead from one to the other."""
+"""The growth dashboard: entropies, loops, and the decisions that connect them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboards share: which run, host and rank are meant, queries and panels."""
+"""Shared by the dashboards: variables for run, host and rank, queries and panels."""
 
 from __future__ import annotations
 

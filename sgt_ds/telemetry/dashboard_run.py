@@ -1,4 +1,4 @@
-"""The dashboard of one run: how it learns, how it grows, what that costs, how its ranks do."""
+"""The dashboard of one run: learning, growth, cost, ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exporter of one rank: training tells it what happened, Prometheus reads it over HTTP.
+"""The exporter of one rank: training publishes to it, Prometheus reads it over HTTP.
 
 No method that training calls after `start` raises or waits. Knows no torch and no file of the run.
 """

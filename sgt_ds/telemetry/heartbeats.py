@@ -1,4 +1,4 @@
-"""Signs of life: one small file a rank, and what their comparison tells of a run that stands still.
+"""Heartbeats: one small file per rank, and what comparing them shows of a run that hangs.
 
 Knows no process group and starts no thread. Compares ages, which its readers find without trusting
 hosts' clocks: by the file system's, or by how long a file has not changed under their eyes.

@@ -1,4 +1,4 @@
-"""Where the model-wide counters stand as scrapers last saw them: a file that outlives a crash."""
+"""Run counters as scrapers last saw them, in a file that survives a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of one rank, and of the host that it runs on."""
+"""Metrics of one rank, and of its host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of a run as a whole: global rank 0 alone serves them."""
+"""Metrics of a run as a whole, served by global rank 0 only."""
 
 from __future__ import annotations
 

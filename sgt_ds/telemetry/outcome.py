@@ -1,4 +1,4 @@
-"""How a run was left: RUN/control/outcome.json, until its next start."""
+"""How a run ended: RUN/control/outcome.json, until its next start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trainer tells about an update. Plain values: knows no torch, no server, no file."""
+"""What the trainer reports about an update. Plain values: knows no torch, no server, no file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference page of all metrics, written from their table.
+"""The reference page of all metrics, generated from their tables.
 
 `python -m sgt_ds.telemetry.reference > docs/metrics.md`
 """

@@ -1,4 +1,4 @@
-"""Writers for those who look at runs in TensorBoard or Weights & Biases. Optional; rank 0 alone.
+"""Writers for TensorBoard and Weights & Biases. Optional; rank 0 only.
 
 Each has a thread of its own behind a short queue: one that hangs loses rows, one that fails ends,
 and training neither waits nor stops. Knows neither training nor the run directory's layout.

@@ -1,4 +1,4 @@
-"""Joins the finished parts of a run: configuration in, a trainer that stands where it left off out."""
+"""Assembles a run: configuration in, a trainer at the point where it left off out."""
 
 from __future__ import annotations
 

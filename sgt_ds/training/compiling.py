@@ -1,4 +1,4 @@
-"""What torch compiled, kept for the next start. Knows no model and no step.
+"""Compiled code kept for the next start. Knows no model and no step.
 
 torch keeps what it compiled in a folder of each host, which a new machine or container does not
 have, and which hosts must not share. A kept file holds what they compiled, whole or absent, for all hosts.

@@ -1,4 +1,4 @@
-"""The process group and the DeepSpeed engine: all that this package tells DeepSpeed stands here."""
+"""The process group and the DeepSpeed engine: everything this package passes to DeepSpeed."""
 
 from __future__ import annotations
 

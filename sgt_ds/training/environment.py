@@ -1,4 +1,4 @@
-"""What each start of a run found: when, where, with what software. One line a process start.
+"""Each start of a run: when, where, with what software. One line per process start.
 
 Knows the process and its libraries; no training, no report.
 """

@@ -1,4 +1,4 @@
-"""Tasks and texts in the loop: batches split over the ranks, the same result at any number of them.
+"""In-loop tasks and texts: batches split over the ranks, the same result at any number of them.
 
 It changes nothing of training: no gradient, no random number, no compiled graph.
 """

@@ -1,4 +1,4 @@
-"""What ends a run before its last step: a request to stop, or updates that keep being skipped."""
+"""What stops a run before its last step: a request to stop, or updates that keep being skipped."""
 
 from __future__ import annotations
 

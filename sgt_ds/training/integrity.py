@@ -1,4 +1,4 @@
-"""Do all ranks hold the same weights? Under ZeRO-1 and -2 they must, bit for bit.
+"""Check that all ranks hold the same weights: under ZeRO-1 and -2 they must, bit for bit.
 
 A checksum a parameter, made on the device; the ranks compare them on the host.
 """

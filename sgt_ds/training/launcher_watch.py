@@ -1,4 +1,4 @@
-"""Whether anybody still minds this rank: what launched it, and the supervisor of its run.
+"""Whether this rank is orphaned: watches its launcher and the supervisor of its run.
 
 Knows no part of an update, and ends nothing.
 """

@@ -1,4 +1,4 @@
-"""What gloo, NCCL and the ranks' meeting store say of a rank that has gone, as one line of this house.
+"""What gloo, NCCL and the rendezvous store report of a lost rank, as one line.
 
 Knows no collective; asks the heartbeat where this rank stands.
 """

@@ -1,4 +1,4 @@
-"""Which of this host's networks the ranks meet on. Knows no process group."""
+"""Which of this host's networks the ranks rendezvous on. Knows no process group."""
 
 from __future__ import annotations
 

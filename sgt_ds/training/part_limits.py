@@ -1,4 +1,4 @@
-"""How long each part of an update may take on this rank. Knows no file, thread or other rank."""
+"""How long each phase of an update may take on this rank. Knows no file, thread or other rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run starts: anew, from its own newest good checkpoint, or from one that is named."""
+"""Where a run starts: from scratch, from its own newest good checkpoint, or from a named one."""
 
 from __future__ import annotations
 

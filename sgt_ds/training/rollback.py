@@ -1,4 +1,4 @@
-"""Take a run back to an earlier checkpoint: what came after it is set aside, and nothing is deleted.
+"""Take a run back to an earlier checkpoint: later ones are set aside, and nothing is deleted.
 
 Knows no launcher. The next start resumes there by itself.
 """

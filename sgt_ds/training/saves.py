@@ -1,4 +1,4 @@
-"""The checkpoints of one run: taken when the trainer says so, told of when they are complete."""
+"""The checkpoints of one run: taken when the trainer asks, reported when complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM as it comes, for a thread to see while training waits in a library. Knows no run."""
+"""SIGTERM delivered to a thread while training waits in a library. Knows no run."""
 
 from __future__ import annotations
 

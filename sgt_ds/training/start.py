@@ -1,4 +1,4 @@
-"""Weights of a model from elsewhere into a model that is about to be trained. Knows no engine."""
+"""Loads imported weights into a model about to be trained. Knows no engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of how runs learn, what that costs and how fast they go; several runs in one plot."""
+"""Plots of learning, cost and speed; several runs in one plot."""
 
 from __future__ import annotations
 

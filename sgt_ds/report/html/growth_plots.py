@@ -1,4 +1,4 @@
-"""Pictures of how a run grew: loop depths over time, entropies over time, heads of now."""
+"""Plots of growth: loop depths and entropies over time, current heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Colours that stay apart for people who see few of them, on light and on dark paper. Pure.
+"""Colour-blind-safe colours, on light and on dark backgrounds. Pure.
 
 Lines: the palette of Okabe and Ito, in an order that suits the background. Heat maps: viridis, whose
 lightness rises evenly, so that it also reads in grey.
