@@ -177,7 +177,7 @@ def _private_folder() -> Path:
         raise UserError("TMPDIR", None, f"cannot be written ({error}); set another") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise UserError(
-            folder, None, f"is accessible to other users; remove it, or set {_TORCH_FOLDER}"
+            folder, None, f"is not a private folder of this user; remove it, or set {_TORCH_FOLDER}"
         )
     return folder
 
