@@ -237,7 +237,7 @@ def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]
 
 
 def print_table(setting: RunSetting, measured: Measured) -> None:
-    """Print a line a run, what its updates are made of, and the roof over them."""
+    """Print one line per run, what its updates are made of, and the roof over them."""
     from sgt_ds.launch import with_ratios
 
     figures = with_ratios(measured.figures)

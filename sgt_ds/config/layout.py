@@ -29,12 +29,12 @@ class RunLayout:
 
     @property
     def checkpoints(self) -> Path:
-        """Checkpoints, one directory a step."""
+        """Checkpoints, one directory per step."""
         return self.run_dir / "checkpoints"
 
     @property
     def evaluations(self) -> Path:
-        """Item results of evaluations in the loop, one file a step."""
+        """Item results of evaluations in the loop, one file per step."""
         return self.run_dir / "evaluations"
 
     def is_there(self) -> bool:

@@ -125,7 +125,7 @@ Manifest.model_rebuild()
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The canonical text: one entry a line, keys in order, the checksum of the rest at the end."""
+    """The canonical text: one entry per line, keys in order, the checksum of the rest at the end."""
     values = manifest.model_dump(mode="json")
     return _text(values, hashlib.sha256(_compact(values).encode()).hexdigest())
 

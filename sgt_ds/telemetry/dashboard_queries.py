@@ -66,7 +66,7 @@ def phases(height: int) -> Panel:
 
 
 def by_layer(metric: str) -> str:
-    """A metric of the run's, one series a layer."""
+    """A metric of the run's, one series per layer."""
     return f"max by (layer) ({in_order('layer', metric, RUN)})"
 
 
