@@ -33,7 +33,7 @@ def test_a_checkpoint_of_another_shape_is_found_out_by_the_ranks(
     )
     assert main(["train", str(file)]) == 2
     assert capfd.readouterr().err == (
-        f"sgt-ds: {file}: model.num_layers: is 6, and 5 in {checkpoint}; set 5, or name another "
+        f"sgt-ds: {file}: model.num_layers: is 6, but 5 in {checkpoint}; set 5, or name another "
         "checkpoint\n"
     )
     assert not (tmp_path / "run" / "logs").exists()

@@ -40,7 +40,7 @@ def exporter(options: argparse.Namespace) -> None:
     """Measure and print."""
     import torch
 
-    # DeepSpeed, which this room loads, logs to what stdout is at its import: keep it out of --json.
+    # DeepSpeed, which this package loads, logs to what stdout is at its import: keep it out of --json.
     with contextlib.redirect_stdout(sys.stderr):
         from sgt_ds.training import bench_exporter
 

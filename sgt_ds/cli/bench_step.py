@@ -99,7 +99,7 @@ def step(options: argparse.Namespace) -> None:
 
     import torch
 
-    # DeepSpeed, which this room loads, logs to what stdout is at its import: keep it out of --json.
+    # DeepSpeed, which this package loads, logs to what stdout is at its import: keep it out of --json.
     with contextlib.redirect_stdout(sys.stderr):
         from sgt_ds.training import Setting, bench_as_json, bench_step, measure_roofline
 

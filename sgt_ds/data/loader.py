@@ -23,7 +23,7 @@ from sgt_ds.data.token_set import (
 )
 from sgt_ds.errors import UserError
 
-# Preparation shares this room and needs no torch: the functions that need it import it.
+# Preparation shares this package and needs no torch: the functions that need it import it.
 
 Exhausted = Literal["repeat", "stop"]
 _Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]

@@ -1,6 +1,6 @@
 """Growth during training: reduce over ranks, decide on rank 0, broadcast, verify on all.
 
-The only file of this room that knows torch.distributed. It knows no model: the trainer hands in
+The only module of this package that uses torch.distributed. It knows no model: the trainer hands in
 sums and reads Θ. Sums travel on the default process group; everything that a host must read
 (states, hashes) on a gloo group, so that no accelerator has to be waited for.
 """

@@ -41,7 +41,7 @@ class Policy(Protocol):
         ...
 
 
-# Where each method's policy is made: module of this room and callable (growth, model) -> Policy.
+# Where each method's policy is made: module of this package and callable (growth, model) -> Policy.
 POLICIES: Mapping[str, str] = MappingProxyType(
     {
         "vanilla": "vanilla.vanilla",

@@ -66,7 +66,7 @@ def find_checkpoint(given: Path, tag: str | None) -> Path:
         return found[0].path
     if (given / checkpoints.MANIFEST_NAME).exists() or (given / checkpoints.STATE_NAME).exists():
         return given
-    raise UserError(given, None, "contains no checkpoints; name a run, or one of its checkpoints")
+    raise UserError(given, None, "holds no checkpoints; name a run, or one of its checkpoints")
 
 
 def verify_source(path: Path) -> None:

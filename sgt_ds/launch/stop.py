@@ -26,7 +26,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
     killed, or may not be dead.
     """
     if not RunLayout(run_dir).is_there():
-        fault = "contains no run" if run_dir.is_dir() else "no such run"
+        fault = "holds no run" if run_dir.is_dir() else "no such run"
         raise UserError(run_dir, None, f"{fault}; give the `run_dir` of its YAML")
     record = read_record(run_dir)
     if record is None:
