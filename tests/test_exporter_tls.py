@@ -152,7 +152,7 @@ def test_top_cannot_read_what_prometheus_can(
     for flags, told in (
         ([*ca, *own], "give its --user and --password-file"),
         ([*own, *name], "give the authority that signed it as --ca-file"),
-        ([*ca, *name], "give a client certificate with --cert and --key"),
+        ([*ca, *name], "a client certificate"),
         ([*ca, *own[:2], *name], "--cert: cannot be loaded with no --key"),
         (["--ca-file", str(guarded.password_file)], "--ca-file: cannot be loaded"),
         (["--user", "prometheus"], "--user: requires --password-file"),

@@ -135,7 +135,7 @@ def test_rows_of_another_task_end_in_a_traceback(tmp_path: Path, data: Path) -> 
     wrong = {"tasks": [{"name": "sciq", "path": str(data / "arc.jsonl")}]}
     run = runs.write_run(tmp_path / "run.yaml", data, evaluation=wrong)
     told = runs.run_to_end(runs.single(run), expect=2)
-    assert "arc.jsonl: line 1: has no 'support' that sciq knows" in told
+    assert "arc.jsonl: line 1: has no 'support' that sciq can use" in told
     assert "Traceback" not in told
 
 
@@ -160,7 +160,7 @@ def test_rows_of_another_task_end_in_a_traceback(tmp_path: Path, data: Path) -> 
         ),
         (
             {"tasks": [{"name": "sciq", "path": "{data}/arc.jsonl"}]},
-            "{data}/arc.jsonl: line 1: has no 'support' that sciq knows",
+            "{data}/arc.jsonl: line 1: has no 'support' that sciq can use",
         ),
         (
             {"perplexity": [{"name": "val", "path": "{data}/none.txt"}]},

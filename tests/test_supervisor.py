@@ -105,7 +105,7 @@ def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Pa
             ["sgt-ds", "stop", str(tmp_path / "one")], capture_output=True, text=True, check=False
         )
         assert stopped.returncode == 0, stopped.stderr
-        assert "stopped as asked" in stopped.stdout
+        assert "stopped as requested" in stopped.stdout
         assert first.wait(timeout=60) == 0
         assert processes_of(ids[0]) == []
         [checkpoint] = list_checkpoints(tmp_path / "one" / "checkpoints")[:1]
