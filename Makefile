@@ -26,7 +26,7 @@ demo: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m sgt_ds.demo $(if $(DATA),--data '$(DATA)')
 
 # A test process that is killed fails the run at once: with another in its place, pytest-xdist waits
-# for ever at the end.
+# forever at the end.
 test: $(STAMP) services
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest \
 	  --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0

@@ -1,4 +1,4 @@
-"""The one root of every error that this package raises on purpose. Knows no room."""
+"""Base class of all errors that this package raises on purpose. Imports no package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and files that grow by whole lines. Knows no room."""
+"""Atomic file writes, and files that grow by complete lines. Imports no package."""
 
 from __future__ import annotations
 
@@ -140,13 +140,17 @@ class LineFile:
             self.flush()
         except OSError as error:
             if self.fault is None:
-                log.warning("%s can't be written (%s); its lines wait", self.path, error.strerror)
+                log.warning(
+                    "%s can't be written (%s); its lines are kept in memory",
+                    self.path,
+                    error.strerror,
+                )
             self.fault = f"{self.path.name}: {error.strerror}"
             if len(self._waiting) > MAX_WAITING_BYTES:
                 raise
             return
         if self.fault is not None:
-            log.warning("%s is written again, with all lines that waited", self.path)
+            log.warning("%s can be written again; all lines kept in memory are on disk", self.path)
         self.fault = None
 
     def cut(self, size: int) -> None:

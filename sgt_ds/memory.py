@@ -1,4 +1,4 @@
-"""The memory that this process has taken at most. Knows no run.
+"""Peak resident memory of this process. Knows no run.
 
 `getrusage` will not do: what a process is started by leaves its own peak in the child's ru_maxrss.
 """

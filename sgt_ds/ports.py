@@ -16,7 +16,7 @@ _LOWEST, _USUAL_EPHEMERAL = 10_000, 32_768
 
 
 def free_ports(count: int = 1, *, host: str = "127.0.0.1", first: int | None = None) -> int:
-    """The first of `count` ports in a row that nobody on this machine uses now.
+    """The first of `count` ports in a row that no one on this machine uses now.
 
     `first`: the lowest to try; None begins at a random port below the ephemeral range, so that two
     that choose at the same time part. Raises: OSError where no such row is free.
@@ -27,7 +27,7 @@ def free_ports(count: int = 1, *, host: str = "127.0.0.1", first: int | None = N
     for port in chain(range(start, end - count + 1), wrapped):
         if all(is_free(host, port + offset) for offset in range(count)):
             return port
-    raise OSError(f"no {count} TCP ports in a row are free on {host} from {first or _LOWEST} on")
+    raise OSError(f"no {count} consecutive TCP ports are free on {host} from {first or _LOWEST} on")
 
 
 def is_free(host: str, port: int) -> bool:

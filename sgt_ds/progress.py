@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line now and then elsewhere. Knows no room."""
+"""Progress of long work: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from tqdm import tqdm
 
 LINE_EVERY_SECONDS = 10.0
-# From so many bytes on they are told in units of so many, by this name.
+# From so many bytes on they are reported in units of so many, by this name.
 _BYTE_UNITS = ((1e11, 1e9, "GB"), (1e7, 1e6, "MB"), (1e4, 1e3, "kB"))
 
 
@@ -89,7 +89,7 @@ class Progress:
         print("  ".join(parts), file=sys.stderr, flush=True)
 
     def _unit(self) -> tuple[float, str]:
-        """How many of our units the one that is told has, and its name."""
+        """How many of our units the one that is reported has, and its name."""
         if self.unit == "B":
             for least, size, name in _BYTE_UNITS:
                 if max(self.total or 0, self.done) >= least:

@@ -128,9 +128,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("run", type=Path, metavar="RUN.yaml")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value")
-    parser.add_argument("--deepspeed_config", type=Path, help="DeepSpeed JSON instead of the run's")
     parser.add_argument(
-        "--local_rank", type=int, help="given by the launcher, which sets LOCAL_RANK"
+        "--deepspeed_config", type=Path, help="DeepSpeed JSON to use instead of the run's"
+    )
+    parser.add_argument(
+        "--local_rank", type=int, help="passed by the launcher, which also sets LOCAL_RANK"
     )
     options = parser.parse_intermixed_args(arguments)
     if options.deepspeed_config is not None:

@@ -256,7 +256,7 @@ class Bench:
         if resume:
             faults += self.check_resume(run)
         faults += self.check_neighbour(others)
-        outcome = "saved and ended" if f"saved at step {saved}" in job.said() else "stopped"
+        outcome = "saved and exited" if f"saved at step {saved}" in job.said() else "stopped"
         return Row(name, outcome, seconds, status, message_of(job.said()), faults)
 
     def survived(
@@ -291,7 +291,7 @@ class Bench:
         if status:
             faults.append(f"exit status {status}")
         faults += self.compare(job.run) + self.check_neighbour(others)
-        return Row(name, "goes on", seconds, status, message_of(job.said()), faults)
+        return Row(name, "continues", seconds, status, message_of(job.said()), faults)
 
 
 def wait(true: Callable[[], object], seconds: float, job: Job | None = None) -> None:

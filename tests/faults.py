@@ -186,7 +186,7 @@ def place_faults(bench: Bench, small_disk: Path) -> dict[str, Make]:
             fill,
             filler.unlink,
             run=run,
-            until=lambda job: "tries again" in job.said(),
+            until=lambda job: "retrying at the next" in job.said(),
         )
 
     def clock_jump(name: str) -> Row:

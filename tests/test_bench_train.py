@@ -164,7 +164,7 @@ def test_a_bench_that_is_stopped_loses_its_runs_or_leaves_one_behind(tmp_path: P
         (("--variants", "sgt:1", "--heads", "9"), "growth.stages"),
         (("--global-batch", "3"), "--global-batch: 3"),
         (("--num-gpus", "2", "2"), "--num-gpus: names one twice"),
-        (("--scratch", "/proc/none"), "--scratch: /proc/none cannot be made"),
+        (("--scratch", "/proc/none"), "--scratch: /proc/none cannot be created"),
         (("--scratch", "data"), "--scratch: data"),
     ],
 )
@@ -203,7 +203,7 @@ def test_gpus_that_are_hidden_are_taken_or_missed_where_there_are_none(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     monkeypatch.setattr(bench_launch, "gpus_here", lambda: 8)
-    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES: is set and names no GPU"):
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES: is set but names no GPU"):
         gpu_arguments(2)
     monkeypatch.setattr(bench_launch, "gpus_here", lambda: 0)
     assert gpu_arguments(2) == ("--num_gpus", "2")
@@ -218,7 +218,7 @@ def test_gpus_that_only_the_last_run_lacks_are_told_after_the_others(
     done = bench("train", str(run_file(tmp_path)), *words)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert "CUDA_VISIBLE_DEVICES: names no 2 GPUs" in line
+    assert "CUDA_VISIBLE_DEVICES: does not list 2 GPUs" in line
     assert not scratch.exists()
 
 

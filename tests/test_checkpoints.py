@@ -192,7 +192,7 @@ def test_another_architecture_is_refused_with_its_first_difference(copy: Path) -
     [rank] = start(copy, 1, steps=12, every=3, load="newest", width=38)
     _, err = rank.communicate(timeout=240)
     assert rank.returncode == 2
-    assert "another architecture: 0.weight is [37, 9] there" in err
+    assert "a different architecture: 0.weight is [37, 9] there" in err
 
 
 def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_the_next_one_works(
@@ -336,18 +336,18 @@ def test_a_fault_is_told_with_its_path_twice_or_without_a_remedy_or_with_two(
     verifies = f"`sgt-ds checkpoint verify {newer.parent}`"
     assert told("checkpoint", "verify", str(run)) == [f"{fault}use {older.name}"]
     assert told("checkpoint", "verify", str(newer)) == [
-        f"{fault}use another one, {verifies} tells which are good"
+        f"{fault}use another one: {verifies} lists the good ones"
     ]
-    assert told(*convert) == [f"{fault}name one that {verifies} calls good"]
+    assert told(*convert) == [f"{fault}use one that {verifies} reports as good"]
     for path in (older, newer):
         (path / "manifest.json").unlink()
-    lacks = "manifest.json: is missing: no whole checkpoint; "
-    remedy = ", copy them back from elsewhere or train anew"
+    lacks = "manifest.json: is missing: not a complete checkpoint; "
+    remedy = "; restore them from a copy, or retrain"
     assert told("checkpoint", "verify", str(run)) == [
         f"{path}: {lacks}none here is good{remedy}" for path in (newer, older)
     ]
     assert told(*convert) == [
-        f"{newer}: {lacks}no other one here is whole{remedy.replace('them', 'it')}"
+        f"{newer}: {lacks}no other one here is complete{remedy.replace('them', 'it')}"
     ]
     assert [info.fault for info in list_checkpoints(newer.parent)] == [lacks.removesuffix("; ")] * 2
 

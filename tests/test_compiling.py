@@ -76,7 +76,7 @@ def test_code_from_a_folder_of_another_user_is_run(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"sgt-ds-compiled-{os.getuid()}").mkdir(mode=0o777)
     (tmp_path / f"sgt-ds-compiled-{os.getuid()}").chmod(0o777)
-    with pytest.raises(UserError, match="not this user's alone"):
+    with pytest.raises(UserError, match="is not a private folder of this user"):
         CompileCache(tmp_path / "kept", ranks).load()
 
 

@@ -76,31 +76,33 @@ def test_presets_have_the_paper_s_sizes() -> None:
         ("growth.layers={from_journal: x, top: 1}", "growth.layers.step: is missing; add it"),
         (
             "data.train.0.path=mine/train",
-            "data.train.0.path: 'train' is a list; give all of it, as data.train=[{path: mine/train}]",
+            "data.train.0.path: 'train' is a list; give all of it, e.g. "
+            "data.train=[{path: mine/train}]",
         ),
         (
             "data.train.0.weight=2",
-            "data.train.0.weight: 'train' is a list; give all of it, as data.train=[{path: …, weight: 2}]",
+            "data.train.0.weight: 'train' is a list; give all of it, e.g. "
+            "data.train=[{path: …, weight: 2}]",
         ),
         (
             "data.train=mine/train",
-            "data.train: must be a list, as [{path: mine/train}] (got 'mine/train'); correct it",
+            "data.train: must be a list, e.g. [{path: mine/train}] (got 'mine/train'); correct it",
         ),
-        ("growth.exclude_layers=0", "growth.exclude_layers: must be a list, as [0] (got 0)"),
-        ("optimizer.betas=0.9", "optimizer.betas: must be a list, as [0.9, 0.95] (got 0.9)"),
-        ("growth=3", "growth: is a section, not a value; give keys of it: k_max, layers"),
-        ("data.train=[x]", "data.train.0: is a section, not a value; give keys of it: path,"),
+        ("growth.exclude_layers=0", "growth.exclude_layers: must be a list, e.g. [0] (got 0)"),
+        ("optimizer.betas=0.9", "optimizer.betas: must be a list, e.g. [0.9, 0.95] (got 0.9)"),
+        ("growth=3", "growth: is a section, not a value; set keys in it: k_max, layers"),
+        ("data.train=[x]", "data.train.0: is a section, not a value; set keys in it: path,"),
         ("run_dir=", "run_dir: is empty; give a value"),
-        ("run_dir=3", "run_dir: must be a path, in quotes where it reads like a number (got 3)"),
+        ("run_dir=3", "run_dir: must be a path; quote it if it looks like a number (got 3)"),
         ("preset=537m", "preset: '537m' is unknown; did you mean '573m'?"),
         ("preset=573", "preset: '573' is unknown; did you mean '573m'?"),
-        ("telemetry.port=http", "telemetry.port: must be a whole number, as 9400 (got 'http')"),
+        ("telemetry.port=http", "telemetry.port: must be a whole number, e.g. 9400 (got 'http')"),
         (
             "telemetry.port=''",
-            "telemetry.port: must be a whole number, as 9400 (got ''); correct it",
+            "telemetry.port: must be a whole number, e.g. 9400 (got ''); correct it",
         ),
-        ("training.steps=1e3", "training.steps: must be a whole number, as "),
-        ("optimizer.lr=x", "optimizer.lr: must be a number, as 0.0006 (got 'x'); correct it"),
+        ("training.steps=1e3", "training.steps: must be a whole number, e.g. "),
+        ("optimizer.lr=x", "optimizer.lr: must be a number, e.g. 0.0006 (got 'x'); correct it"),
         ("data.document_mask=3", "data.document_mask: must be true or false (got 3); correct it"),
         (
             "growth.direction=D2S",
@@ -108,9 +110,10 @@ def test_presets_have_the_paper_s_sizes() -> None:
         ),
         (
             "telemetry.wandb=true",
-            "telemetry.wandb: is true, which is no value for this key; give its keys, as {project:",
+            "telemetry.wandb: is true, which is not a valid value for this key; give its keys, "
+            "e.g. {project:",
         ),
-        ("training.steps=true", "training.steps: is true, which is no value for this key"),
+        ("training.steps=true", "training.steps: is true, which is not a valid value for this key"),
         ("optimizer.lr=.inf", "optimizer.lr: must be a finite number (got inf)"),
         ("preset=[1]", "preset: '[1]' is unknown"),
         ("run_dir=''", "run_dir: is the current directory"),
@@ -125,7 +128,7 @@ def test_presets_have_the_paper_s_sizes() -> None:
         ("checkpoint.interval=9", "checkpoint.interval: unknown key; did you mean 'every'?"),
         (
             "precision=bf16",
-            "precision: unknown key; the DeepSpeed file, which `deepspeed` names, says that: bf16:",
+            "precision: unknown key; that is set in the DeepSpeed file named by `deepspeed`: bf16:",
         ),
         ("model.hidden_size=100", "model: hidden_size 100 must be a multiple of 2 × num_heads"),
         ("method=block_loop", "growth.layers: method block_loop takes a list of layers"),
@@ -345,14 +348,14 @@ def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Pa
     )
     mine, hosts = run_dir / "conf" / "mine.yaml", run_dir / "hosts"
     check_only_run(cached, mine, hosts)
-    with pytest.raises(UserError, match="run_dir: holds cache and 1 more, and no run"):
+    with pytest.raises(UserError, match="run_dir: holds cache and 1 more, which is not part"):
         check_only_run(config, mine)
     shutil.rmtree(run_dir / "cache")
     (run_dir / "control").mkdir()
     for name in ("README.md", "growth.jsonl", "run.yaml", "control/valve.c"):
         (run_dir / name).touch()
         told = name.partition("/")[0]
-        with pytest.raises(UserError, match=f"run_dir: holds {told}, and no run"):
+        with pytest.raises(UserError, match=f"run_dir: holds {told}, which is not part"):
             check_only_run(config, run_dir / "run.yaml", mine, hosts)
         (run_dir / name).unlink()
     # A start that was cut off makes it a run's own, whatever else comes to lie there.

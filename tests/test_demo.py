@@ -104,7 +104,7 @@ def test_a_sample_reads_past_its_size_or_hides_a_bad_row(tmp_path: Path) -> None
     assert len(set(texts)) == len(texts)
     assert any(text.startswith("Document 50.") for text in texts), "the second file was not read"
     assert openings(tmp_path / "out", 1, 2) == ["Document 0."]
-    with pytest.raises(UserError, match=r"c\.json: line 1: is no row of a C4 shard"):
+    with pytest.raises(UserError, match=r"c\.json: line 1: is not a row of a C4 shard"):
         write_sample(tmp_path / "out", pattern, 10**9, Console())
     with pytest.raises(UserError, match="no such file"):
         write_sample(tmp_path / "out", str(tmp_path / "nothing*"), 1, Console())
@@ -152,6 +152,6 @@ def test_an_interrupted_demo_leaves_a_half_written_corpus(tmp_path: Path) -> Non
         os.kill(demo.pid, signal.SIGTERM)
         _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 130
-    assert "goes on from here" in errors
+    assert "continues from here" in errors
     assert not list(tmp_path.rglob("*.tmp"))
     assert not (tmp_path / "steps.json").exists()

@@ -194,10 +194,11 @@ def test_rows_from_packed_files_or_through_datasets_differ(tmp_path: Path, rows:
     [
         (
             '{"question": "Who?"}',
-            "line 2: has no 'choices' that arc_easy knows; give rows in the form of allenai/ai2_arc, or",
+            "line 2: has no 'choices' that arc_easy can use; give rows in the format of "
+            "allenai/ai2_arc, or",
         ),
         ('{"question": "Who?", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "B"}', "B"),
-        ("[1, 2]", "line 2: is no JSON object"),
+        ("[1, 2]", "line 2: is not a JSON object"),
         ("{", "line 2: is not JSON"),
     ],
 )
@@ -218,7 +219,7 @@ def test_a_row_of_another_form_ends_in_a_traceback(
 
 @pytest.mark.parametrize(
     ("data", "fault"),
-    [("nowhere", "is no folder"), (".", "holds neither validation.jsonl nor sciq")],
+    [("nowhere", "is neither a folder"), (".", "holds neither validation.jsonl nor sciq")],
 )
 def test_data_that_is_not_there_is_told_of_no_flag(
     tmp_path: Path,
@@ -244,8 +245,8 @@ def test_items_that_cannot_be_written_take_the_scores_along(
         early.setattr(Suite, "score", None)  # told before anything is scored
         for out, said in (
             ("/proc/x.jsonl", "cannot be written"),
-            (str(tmp_path / "none" / "x.jsonl"), "is no folder"),
-            ("/dev/null", "cannot be a file"),
+            (str(tmp_path / "none" / "x.jsonl"), "is not a folder"),
+            ("/dev/null", "is not a file name"),
             (str(tmp_path / ("x" * 250)), "cannot be written"),
             (str(tmp_path / ("x" * 300)), "cannot be written"),
         ):
@@ -278,7 +279,7 @@ def test_without_a_network_nobody_says_what_to_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["eval", "tasks", str(tmp_path), "--tasks", "sciq"]
-    remedy = "give --data FOLDER that holds sciq/validation.jsonl"
+    remedy = "give --data FOLDER containing sciq/validation.jsonl"
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "datasets", None)
         assert main(command) == 2
@@ -376,11 +377,11 @@ def test_two_files_of_items_cannot_be_compared(
         ([first, "loss 3.1"], "line 2: is not JSON"),
         (["[1, 2]"], "line 1: Input should be"),
         ([json.dumps({**item, "rule": "ours"})], "line 1, rule: Input should be"),
-        ([json.dumps({**item, "answer": 9})], "line 1, answer: 9 is none of the"),
+        ([json.dumps({**item, "answer": 9})], "line 1, answer: 9 is not one of the"),
         ([json.dumps({**item, "characters": []})], "line 1, characters: must be"),
     ):
         bad.write_text("".join(f"{line}\n" for line in lines))
         assert main(["eval", "compare", str(items_file), str(bad)]) == 2
         err = capsys.readouterr().err
         assert err.startswith(f"sgt-ds: {bad}: {told}"), err
-        assert err.endswith("; give a file of `eval tasks --out`\n"), err
+        assert err.endswith("; give a file written by `eval tasks --out`\n"), err

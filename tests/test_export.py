@@ -178,7 +178,7 @@ def test_entry_window_exports_the_factors_of_its_step(exports: Path) -> None:
     assert "scale" not in decay["3"]
     ramp = json.loads((exports / "ramp" / "config.json").read_text())["loops"]
     assert ramp["2"]["scale"] == {"0": [1.0, 0.375], "1": [1.0, 0.375]}
-    assert "within the entry" in (exports / "decay" / "README.md").read_text()
+    assert "while a loop was entering" in (exports / "decay" / "README.md").read_text()
 
 
 def test_masters_not_the_rounded_weights_are_exported(runs: Path, exports: Path) -> None:
@@ -339,7 +339,7 @@ def _another_architecture(checkpoint: Path) -> None:
     [
         (_flip_a_bit, [], "optim_states.pt: differs"),
         (_lose_a_partition, [], "pp_rank_1_mp_rank_00_optim_states.pt: is missing"),
-        (_another_architecture, [], "another architecture"),
+        (_another_architecture, [], "does not match the architecture"),
         (None, ["--tag", "step-00000007"], "there are: step-00000006"),
         (None, ["--tag", "../../vanilla"], "--tag"),
         (None, ["--max-shard-size", "big"], "--max-shard-size"),
@@ -389,8 +389,8 @@ def test_another_tokenizer_than_the_models_is_exported_with_it(
     swapped.write_text(text.replace('"x"', '"word8"'))
     fewer = f"{other}: tokenizer: has 40 ids, not 300"
     words = f"{swapped}: tokenizer: has 'word8' for id 7, not 'word7'"
-    leave = "leave --tokenizer out to take the run's own"
-    copy = "give `sgt-ds convert --tokenizer` a copy of that one"
+    leave = "omit --tokenizer to use the run's own"
+    copy = "pass a copy of that one to `sgt-ds convert --tokenizer`"
     gone = str(tmp_path / "gone.json")
     known = {"tokenizer_sha256": sha256, "tokenizer_ids": 300}
     for named, given, fault, remedy in (
@@ -401,7 +401,7 @@ def test_another_tokenizer_than_the_models_is_exported_with_it(
     ):
         _restate(run / STEP_FOLDER, tokenizer=named, **known)
         flag = [] if given is None else ["--tokenizer", given]
-        told = f"sgt-ds: {fault}, as the one that the model was trained with; {remedy}"
+        told = f"sgt-ds: {fault}, as the one the model was trained with has; {remedy}"
         assert main(["convert", str(run), "--out", str(out), *flag]) == 2
         assert capsys.readouterr().err == f"{told}\n"
         if given is None:

@@ -152,10 +152,10 @@ def test_top_cannot_read_what_prometheus_can(
     for flags, told in (
         ([*ca, *own], "give its --user and --password-file"),
         ([*own, *name], "give the authority that signed it as --ca-file"),
-        ([*ca, *name], "give a client's --cert and --key"),
+        ([*ca, *name], "a client certificate"),
         ([*ca, *own[:2], *name], "--cert: cannot be loaded with no --key"),
         (["--ca-file", str(guarded.password_file)], "--ca-file: cannot be loaded"),
-        (["--user", "prometheus"], "--user: goes with --password-file"),
+        (["--user", "prometheus"], "--user: requires --password-file"),
     ):
         assert main(["top", f"https://{where}", "--once", *flags]) == 2
         err = capsys.readouterr().err

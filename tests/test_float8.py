@@ -320,7 +320,7 @@ def test_a_run_trains_in_bf16_where_float8_is_asked_for(tmp_path: Path, data: Pa
     # As with compiling, the same run goes on without it.
     assert config_differences(saved, load_run_config(run, ["training.fp8=false"])) == []
     told = runs.run_to_end(runs.single(run, "training.fp8=false"))
-    assert "training.fp8: false from step 8 on, not as before" in told
+    assert "training.fp8: false from step 8 on, unlike before" in told
     assert [start.values["fp8"] for start in read_history(tmp_path / "run").starts] == [True, False]
     page = html_report([read_history(tmp_path / "run")])
     assert re.findall("<td>(yes|no)</td>", page) == ["yes", "no"]
@@ -329,7 +329,7 @@ def test_a_run_trains_in_bf16_where_float8_is_asked_for(tmp_path: Path, data: Pa
 def test_a_gpu_without_float8_fails_in_the_middle_of_a_run(tmp_path: Path, data: Path) -> None:
     run = write_run(tmp_path / "run.yaml", data)
     told = runs.run_to_end([sys.executable, "-c", REFUSED, str(run)], expect=2)
-    message = "rank 0 is on an A100, which has none; take other GPUs, or set it to false"
+    message = "rank 0 is on an A100, which has none; use other GPUs, or set it to false"
     assert f"sgt-ds train: {run}: training.fp8: {message}" in told.splitlines()
     assert "Traceback" not in told
     assert not (tmp_path / "run" / "run.yaml").exists()
@@ -338,7 +338,7 @@ def test_a_gpu_without_float8_fails_in_the_middle_of_a_run(tmp_path: Path, data:
 @pytest.mark.parametrize(
     ("capability", "fault"),
     [
-        ((8, 0), "A100, which has compute capability 8.0 and no float8 before 8.9"),
+        ((8, 0), "A100, which has compute capability 8.0; float8 needs 8.9"),
         ((8, 9), None),
         ((9, 0), None),
         ((10, 0), None),
@@ -359,7 +359,8 @@ def test_a_gpu_is_judged_by_another_capability(
     [
         (
             {"model": {"hidden_size": 96, "num_heads": 4}},
-            "{run}: model.hidden_size: 96 must be a multiple of 16 × num_heads (64) in float8; set 64 "
+            "{run}: model.hidden_size: 96 must be a multiple of 16 × num_heads (64) in float8; "
+            "set 64 "
             "or 128, or training.fp8=false",
         ),
         (
@@ -396,7 +397,7 @@ def test_float8_beside_fp32_weights_is_found_out_by_the_ranks(
     run = write_run(tmp_path / "run.yaml", data)
     assert train.main([str(run), f"deepspeed={runs.CPU_FP32}"]) == 2
     (told,) = capsys.readouterr().err.splitlines()
-    message = "must be true for training.fp8; set it, or take ds_configs/zero2_bf16.json"
+    message = "must be true for training.fp8; set it, or use ds_configs/zero2_bf16.json"
     assert told.startswith(f"sgt-ds train: {runs.CPU_FP32}: bf16.enabled: {message}")
 
 
@@ -410,7 +411,7 @@ def test_a_plan_keeps_silent_on_what_float8_changes(
         told.append(capsys.readouterr().out.splitlines())
     with_it, without = told
     assert [line for line in with_it if line not in without] == [
-        "  counted as in bf16: from a few thousand tokens a micro-batch on, float8 needs less"
+        "  counted as in bf16: from a few thousand tokens per micro-batch on, float8 needs less"
     ]
     assert [line for line in without if line not in with_it] == []
 
@@ -423,7 +424,7 @@ def test_a_bench_of_float8_measures_bf16(capsys: pytest.CaptureFixture[str]) -> 
     assert '"fp8": true' in capsys.readouterr().out
     assert counted.kinds["_scaled_mm"] >= 90
     for flags, told in (
-        (["--seq-len", "32"], "--fp8: goes with --dtype bf16; give both"),
+        (["--seq-len", "32"], "--fp8: needs --dtype bf16; give both"),
         (["--dtype", "bf16", "--seq-len", "30"], "--seq-len: 30 must be a multiple of 16"),
     ):
         assert main([*small, *flags]) == 2

@@ -151,7 +151,7 @@ def test_counts_and_times_that_cannot_be_are_forecast_from(
     assert main(["bench", "forecast", str(file)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"sgt-ds: {file}: {'.'.join(map(str, keys))}: ")
-    assert line.endswith("is no measurement; measure again")
+    assert line.endswith("is not a valid measurement; measure again")
 
 
 def test_another_bucket_changes_no_forecast_or_goes_unsaid(
@@ -195,10 +195,14 @@ def test_another_document_ends_in_a_traceback(
 @pytest.mark.parametrize(
     ("small", "large", "named"),
     [
-        ("NaN", "0.1", "collectives.2.all_reduce.small: nan is no measurement"),
-        ("1e-5", "1e999", "collectives.2.all_reduce.large: inf is no measurement"),
+        ("NaN", "0.1", "collectives.2.all_reduce.small: nan is not a valid measurement"),
+        ("1e-5", "1e999", "collectives.2.all_reduce.large: inf is not a valid measurement"),
         ("0.1", "0.1", "collectives.2.all_reduce: 1000000 bytes in 0.1 s, 4096 bytes in 0.1 s"),
-        ("1e-5", "0.1", "collectives.2.all_reduce: 1000000 bytes in 0.1 s are fewer a second"),
+        (
+            "1e-5",
+            "0.1",
+            "collectives.2.all_reduce: 1000000 bytes in 0.1 s is fewer bytes per second",
+        ),
         ("-1", "0.1", "collectives.2.all_reduce"),
     ],
 )
@@ -214,4 +218,4 @@ def test_figures_that_cannot_be_are_forecast_from(
     assert "measure again" in line
     assert main(["bench", "forecast", str(tmp_path / "nope.json")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"sgt-ds: {tmp_path / 'nope.json'}: no such file; give what")
+    assert line.startswith(f"sgt-ds: {tmp_path / 'nope.json'}: no such file; give the output of")

@@ -313,9 +313,9 @@ def test_no_tokens_to_generate_is_refused_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     ("device", "gpus", "told"),
     [
-        ("cuda:7", 2, "'cuda:7' is not there; give cpu, or cuda:0 to cuda:1"),
+        ("cuda:7", 2, "'cuda:7' does not exist here; give cpu, or cuda:0 to cuda:1"),
         ("cuda:7", 0, "cuda:7: torch sees no GPU here; use --device cpu"),
-        ("gpu0", 1, "'gpu0' is no device; give cpu, or cuda:0"),
+        ("gpu0", 1, "'gpu0' is not a device; give cpu, or cuda:0"),
         ("mps", 0, "'mps' cannot be used here; give cpu"),
         ("meta", 0, "'meta' cannot be used here; give cpu"),
         ("hpu", 0, "'hpu' cannot be used here; give cpu"),
@@ -345,13 +345,13 @@ def test_a_folder_that_is_no_export_is_one_line(
 ) -> None:
     assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is no export" in line
+    assert "is not an export" in line
     for text in ("{}", "[]", '{"model_type": "gpt2"}'):
         (tmp_path / "config.json").write_text(text)
         assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{tmp_path / 'config.json'}: model_type: " in line
-        assert "give what `sgt-ds convert` wrote" in line
+        assert "give a folder written by `sgt-ds convert`" in line
 
 
 def test_a_damaged_export_is_a_traceback_or_told_without_a_remedy(

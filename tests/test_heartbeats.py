@@ -126,7 +126,7 @@ def test_who_lost_a_peer_is_not_who_died() -> None:
     )
     assert heartbeats.deaths([(beat(0, end="done"), 0)]) == ""
     orphaned = [(beat(0, end="done"), 0), (beat(2, end=heartbeats.LAUNCHER_GONE), 0)]
-    assert heartbeats.deaths(orphaned) == "what launched the ranks on host-1 died; all ended"
+    assert heartbeats.deaths(orphaned) == "the launcher on host-1 died; all ranks exited"
 
 
 def test_files_are_read_whole_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_ranks_that_do_not_meet_end_in_a_librarys_traceback(tmp_path: Path) -> N
     assert rank.returncode == 1
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if line.startswith("sgt-ds train: ")]
-    assert "did not meet the other ranks, or lost one that was starting: " in line
+    assert "could not reach the other ranks, or lost one during start-up: " in line
 
 
 def test_a_rank_whose_launcher_was_gone_before_it_looked_trains_on(

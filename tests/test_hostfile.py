@@ -200,7 +200,7 @@ def test_a_host_whose_connection_never_closes_is_given_up() -> None:
     began = time.monotonic()
     lasting = ["sh", "-c", "setsid sleep 40 & sleep 40"]  # what it started keeps its output open
     answers = ask({"a": lasting, "b": ["echo", "here"]}, within_seconds=1)
-    assert "does not answer" in answers["a"].fault
+    assert "did not answer" in answers["a"].fault
     assert answers["b"].output == "here"
     assert time.monotonic() - began < 30
 
@@ -216,7 +216,11 @@ def test_the_raw_launchers_hostfile_in_run_dir_is_somebody_elses(
     run = runs.write_run(tmp_path / "run.yaml", runs.write_data(tmp_path / "data"))
     for name, text, told in (
         ("hosts", "worker-1 slots=8\n", "told: past the check"),
-        ("notes", "worker-1 is slow\n", f"{tmp_path / 'run'}: run_dir: holds notes, and no run"),
+        (
+            "notes",
+            "worker-1 is slow\n",
+            f"{tmp_path / 'run'}: run_dir: holds notes, which is not part",
+        ),
     ):
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / name).write_text(text)

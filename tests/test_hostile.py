@@ -181,7 +181,7 @@ def test_the_pointer_leads_a_reader_away(
     assert good.step == 4
     status = main(["checkpoint", "verify", str(directory)])
     said = capsys.readouterr().err
-    assert (status, "latest: names no checkpoint" in said) in ((2, True), (0, False))
+    assert (status, "latest: does not name a checkpoint" in said) in ((2, True), (0, False))
     assert (status == 0) == (read_latest(directory) == LAST)
 
 

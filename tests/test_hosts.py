@@ -120,7 +120,7 @@ def test_a_probe_finds_what_would_break_the_run(bench: Bench, tmp_path: Path) ->
     assert faults["host-a"] == []
     assert any("does not see what this machine writes" in fault for fault in faults["host-b"])
     assert any("9401" in fault for fault in faults["host-b"])
-    assert "not reached by ssh" in faults["host-c"][0]
+    assert "not reachable by ssh" in faults["host-c"][0]
     refused = bench.hosts.first.run(
         [
             *("sgt-ds", "train", str(bench.write("refused")), "training.global_batch_size=12"),
@@ -130,7 +130,7 @@ def test_a_probe_finds_what_would_break_the_run(bench: Bench, tmp_path: Path) ->
         timeout=60,
     )
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "line 3: host-c not reached by ssh" in refused.stderr
+    assert "line 3: host-c not reachable by ssh" in refused.stderr
     assert list(tmp_path.glob(".sgt-probe*")) == []
 
 

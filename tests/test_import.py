@@ -156,15 +156,15 @@ def test_a_start_of_another_shape_is_one_line(tmp_path: Path) -> None:
     output = runs.run_to_end(runs.single(run, "model.rope_theta=10000.0"), expect=2)
     lines = [line for line in output.splitlines() if line.startswith("sgt-ds train:")]
     (line,) = [line for line in lines if "warning:" not in line]
-    assert "model.rope_theta: is 50000.0 in the import and 10000.0 in this run" in line
+    assert "model.rope_theta: is 50000.0 in the import but 10000.0 in this run" in line
 
 
 def test_init_at_something_else_is_not_told_from_a_damaged_start(tmp_path: Path) -> None:
     for name, made, told in (
-        ("export", "export/model.safetensors", "is a model of transformers"),
+        ("export", "export/model.safetensors", "is a transformers model"),
         ("run", "run/checkpoints/step-00000002", "name one of them as `fork`"),
-        ("other", "other/notes", "give what `sgt-ds import` wrote"),
-        ("nowhere", "elsewhere", "is no folder"),
+        ("other", "other/notes", "give a folder written by `sgt-ds import`"),
+        ("nowhere", "elsewhere", "is not a folder"),
     ):
         (tmp_path / made).mkdir(parents=True)
         with pytest.raises(UserError, match=told) as refused:
@@ -179,7 +179,7 @@ def test_init_and_fork_together_is_one_line(
     capsys.readouterr()
     assert main(["config", str(run)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "init: goes with no fork" in line
+    assert "init: cannot be combined with fork" in line
 
 
 def _bias(folder: Path, config: dict[str, Any]) -> None:
@@ -252,7 +252,10 @@ NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
         (_cut_file, "model.safetensors: cannot be read"),
         (_changed(lambda w: w.pop(NORM)), f"{NORM}: is missing"),
         (_changed(lambda w: w.update({GATE: w[GATE][:3].clone()})), f"{GATE}: is (3, 48)"),
-        (_changed(lambda w: w.update({"model.bias": w[NORM].clone()})), "model.bias: has no place"),
+        (
+            _changed(lambda w: w.update({"model.bias": w[NORM].clone()})),
+            "model.bias: has no counterpart",
+        ),
         (_changed(lambda w: w[NORM].fill_(float("nan"))), "is not finite"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

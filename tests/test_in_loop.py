@@ -135,7 +135,7 @@ def test_rows_of_another_task_end_in_a_traceback(tmp_path: Path, data: Path) -> 
     wrong = {"tasks": [{"name": "sciq", "path": str(data / "arc.jsonl")}]}
     run = runs.write_run(tmp_path / "run.yaml", data, evaluation=wrong)
     told = runs.run_to_end(runs.single(run), expect=2)
-    assert "arc.jsonl: line 1: has no 'support' that sciq knows" in told
+    assert "arc.jsonl: line 1: has no 'support' that sciq can use" in told
     assert "Traceback" not in told
 
 
@@ -148,19 +148,19 @@ def test_rows_of_another_task_end_in_a_traceback(tmp_path: Path, data: Path) -> 
         ),
         (
             {"tasks": [{"name": "mmlu_stem", "path": "."}, {"name": "mmlu", "path": "."}]},
-            "{run}: evaluation.tasks.1.name: 'mmlu_stem' stands twice",
+            "{run}: evaluation.tasks.1.name: 'mmlu_stem' appears twice",
         ),
         (
             {"perplexity": [{"name": "val", "path": "a.txt"}, {"name": "val", "path": "b.txt"}]},
-            "{run}: evaluation.perplexity.1.name: 'val' stands twice",
+            "{run}: evaluation.perplexity.1.name: 'val' appears twice",
         ),
         (
             {"tasks": [{"name": "sciq", "path": "{data}/none"}]},
-            "{data}/none: evaluation.tasks.0.path: is no folder",
+            "{data}/none: evaluation.tasks.0.path: is neither a folder",
         ),
         (
             {"tasks": [{"name": "sciq", "path": "{data}/arc.jsonl"}]},
-            "{data}/arc.jsonl: line 1: has no 'support' that sciq knows",
+            "{data}/arc.jsonl: line 1: has no 'support' that sciq can use",
         ),
         (
             {"perplexity": [{"name": "val", "path": "{data}/none.txt"}]},

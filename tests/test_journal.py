@@ -119,7 +119,7 @@ def test_freeze_that_came_after_the_checkpoint_and_stays(tmp_path: Path) -> None
 def test_journal_of_another_run_that_is_written_into(tmp_path: Path) -> None:
     path = tmp_path / "growth.jsonl"
     write(path, 2)
-    with pytest.raises(UserError, match="another configuration"):
+    with pytest.raises(UserError, match="different configuration"):
         Journal.open_or_create(path, {**HEADER, "config_hash": "other"})
     with pytest.raises(UserError, match="holds a journal already"):
         Journal.create(path, HEADER)
@@ -210,15 +210,15 @@ BAD = {
     "empty": ([], "is empty"),
     "not JSON": ([line(), "step 2"], "line 2: is not JSON"),
     "binary": (["\x00\x01"], "line 1: is not JSON"),
-    "no object": (["[1]"], "line 1: is no JSON object"),
+    "not a JSON object": (["[1]"], "line 1: is not a JSON object"),
     "foreign": (['{"loss": 3.1, "lr": 0.1}'], "line 1: step None"),
     "foreign type": ([line(), '{"type": "metric"}'], "line 2: type 'metric'"),
-    "unsorted": ([line(step=2), line(step=1)], "line 2: step 1 stands after step 2"),
-    "doubled": ([line(), line()], "line 2: step 1 stands after step 1"),
+    "unsorted": ([line(step=2), line(step=1)], "line 2: step 1 comes after step 2"),
+    "doubled": ([line(), line()], "line 2: step 1 comes after step 1"),
     "step of a float": ([line(step=1.5)], "line 1: step 1.5"),
     "above 1": ([line(entropy=[[0.1, 1.5]])], "line 1: entropy of layer 0, head 1 is 1.5"),
     "below 0": ([line(entropy=[[0.1], [-0.5]])], "line 1: entropy of layer 1, head 0 is -0.5"),
-    "NaN": (['{"step": 1, "entropy": [[NaN, 0.5]]}'], "line 1: is not JSON (NaN is no JSON"),
+    "NaN": (['{"step": 1, "entropy": [[NaN, 0.5]]}'], "line 1: is not JSON (NaN is not valid JSON"),
     "overflow": (['{"step": 1, "entropy": [[1e400, 0.5]]}'], "line 1: entropy of layer 0, head 0"),
     "text": ([line(entropy=[["high"]])], "line 1: entropy of layer 0, head 0 is 'high'"),
     "ragged": ([line(entropy=[[0.1], [0.1, 0.2]])], "line 1: entropy must have the same number"),
@@ -253,7 +253,9 @@ def test_a_decision_that_tells_of_other_loops_than_its_state(
     number = next(n for n, values in enumerate(lines) if values.get("loops"))
     lines[number][key] = wrong
     path.write_text("".join(json.dumps(values) + "\n" for values in lines))
-    with pytest.raises(UserError, match=f"line {number + 1}: is no decision .its {key} .* should"):
+    with pytest.raises(
+        UserError, match=f"line {number + 1}: is not a valid decision .its {key} .* should"
+    ):
         read(path)
 
 
@@ -262,6 +264,6 @@ def test_cut_off_line_that_passes_or_stops_a_look_at_a_live_run(tmp_path: Path) 
     write(path, 3)
     whole = read(path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match="line 5: is cut off"):
+    with pytest.raises(UserError, match="line 5: is truncated"):
         read(path)
     assert text_of(list(read_journal(path, live=True)[1])) == text_of(whole[:-1])

@@ -226,7 +226,7 @@ def test_what_differs_from_a_checkpoint_is_not_named(tmp_path: Path) -> None:
     assert f"data.train.1 ({tmp_path / 'b'}): per_thousand 500 -> 750" in told
     assert "data.train.0" in told
     told = "; ".join(loader_of(sources[:1], 4, 1, 0, 1).differences(before.identity))
-    assert "data.train.1 is gone" in told
+    assert "data.train.1 was removed" in told
     short = Loader(sources, 4, 4, 1, 0, 1, 0, pin_memory=False).differences(before.identity)
     assert short == ["sequence_length 8 -> 4"]
 

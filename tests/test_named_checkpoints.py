@@ -33,7 +33,7 @@ def test_a_checkpoint_of_another_shape_is_found_out_by_the_ranks(
     )
     assert main(["train", str(file)]) == 2
     assert capfd.readouterr().err == (
-        f"sgt-ds: {file}: model.num_layers: is 6, and 5 in {checkpoint}; set 5, or name another "
+        f"sgt-ds: {file}: model.num_layers: is 6, but 5 in {checkpoint}; set 5, or name another "
         "checkpoint\n"
     )
     assert not (tmp_path / "run" / "logs").exists()
@@ -109,7 +109,7 @@ def test_a_folder_of_something_else_passes_for_a_run(
     [
         ("data.validation=nowhere", "nowhere: data.validation: does not exist"),
         ("data.train=[{path: nowhere}]", "nowhere: data.train.0.path: does not exist"),
-        ("resume=nowhere", "command line: resume: nowhere is no checkpoint directory"),
+        ("resume=nowhere", "command line: resume: nowhere is not a checkpoint directory"),
         ("method=sgd", "command line: method: 'sgd' is unknown"),
         ("growth.k_mx=3", "command line: growth.k_mx: unknown key"),
         ("data.train=[{paht: x}]", "command line: data.train.0.paht: unknown key"),
@@ -147,7 +147,7 @@ def test_a_checkpoint_elsewhere_goes_on_without_its_history_or_over_another_run(
 
     fresh = f"run_dir={tmp_path / 'fresh'}"
     told = refused(f"resume={middle}", fresh, "growth.k_max=1")
-    assert f"{middle}: growth.k_max: 2 -> 1: resume goes on with the same run" in told
+    assert f"{middle}: growth.k_max: 2 -> 1: resume continues the same run" in told
     assert not (tmp_path / "fresh").exists()
     assert "is followed by step-00000020" in refused(f"resume={middle}")
     # A start that is refused because of its data leaves what is told of the run as it was.

@@ -259,7 +259,8 @@ def test_what_is_no_model_is_told_in_the_words_of_another_command(
                     ["tasks", str(prepared), "--tasks", "sciq", "--data", "."]):  # fmt: skip
         assert main(["eval", *command]) == 2
         assert capsys.readouterr().err == (
-            f"sgt-ds: {prepared}: is a prepared set, no model; give an export, a model or a run\n"
+            f"sgt-ds: {prepared}: is a prepared set, not a model; give an export, a model or a "
+            "run\n"
         )
     shape = ModelConfig(
         num_layers=1, hidden_size=8, intermediate_size=16, num_heads=2, vocab_size=300
@@ -270,4 +271,4 @@ def test_what_is_no_model_is_told_in_the_words_of_another_command(
     assert main(["eval", "perplexity", str(tmp_path / "run"), str(jsonl)]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"sgt-ds: {checkpoint}: state.json: ")
-    assert line.endswith("; no other one here is whole, copy it back from elsewhere or train anew")
+    assert line.endswith("; no other one here is complete; restore it from a copy, or retrain")

@@ -161,7 +161,7 @@ def test_a_warning_of_the_plan_that_training_does_not_give(
     late = ("growth.t_start=40", "optimizer.warmup_steps=20", f"run_dir={tmp_path / 'run'}")
     assert main(["plan", str(run), *late, "--json"]) == 0
     warnings = json.loads(capsys.readouterr().out)["warnings"]
-    assert ["growth can't finish" in warnings[0], "only rises" in warnings[1]] == [True, True]
+    assert ["growth can't finish" in warnings[0], "never decays" in warnings[1]] == [True, True]
     assert main(["config", str(run), *late]) == 0
     told = capsys.readouterr()
     assert told.err.splitlines() == [f"sgt-ds config: warning: {each}" for each in warnings]
@@ -218,7 +218,7 @@ def test_journal_whose_growth_the_plan_does_not_follow(tmp_path: Path) -> None:
         journal.decision(replace(done[0], step=70, before=done[0].after), 0)
     gap = run_plan("--journal", str(path))
     assert gap.returncode == 2
-    assert gap.stderr.startswith(f"sgt-ds: {path}: step 70: was decided with loops to which no ")
+    assert gap.stderr.startswith(f"sgt-ds: {path}: step 70: starts from loops that no earlier ")
 
 
 def test_run_configuration_whose_values_the_plan_ignores(tmp_path: Path) -> None:
@@ -261,14 +261,14 @@ def test_a_flag_and_an_override_of_one_key_of_which_one_is_lost(
         ["--no-compile", "training.compile=true"],
     ):
         assert main(["plan", run, *flags]) == 2
-        told = f"command line: {flags[0]}: stands beside {flags[-1]}"
+        told = f"command line: {flags[0]}: conflicts with {flags[-1]}"
         assert told in capsys.readouterr().err
     # What training would refuse is planned, and said.
     assert main(["plan", run, "--method", "block_loop", "training.steps=100"]) == 0
     text = capsys.readouterr().out
     assert "warning: training by block_loop takes growth.layers as a list" in text
     assert "the one rank at its peak" in text
-    assert "ranks is assumed; --world-size" in text
+    assert "ranks is assumed; set it with --world-size" in text
     assert main(["plan", run, "--method", "block_loop", "--layers", "7,"]) == 2
 
 
@@ -290,12 +290,12 @@ def test_time_and_cost_from_the_users_figures() -> None:
         ("--preset 573", "--preset: '573' is unknown"),
         ("--method sgd", "--method: 'sgd' is unknown"),
         ("--layers 16", "--layers: 16 exceeds the 15 eligible layers"),
-        ("--method block_loop --layers 3,3", "--layers: a layer stands twice"),
-        ("--world-size 3", "--world-size: 3 does not divide"),
+        ("--method block_loop --layers 3,3", "--layers: a layer is listed twice"),
+        ("--world-size 3", "--world-size: 3 ranks do not divide"),
         ("--mfu 0.4", "--peak-tflops: is missing"),
         ("--mfu 40 --peak-tflops 1", "--mfu: '40' is not a number above 0, at most 1"),
         ("--interval 0", "--interval: '0' is not a whole number from 1"),
-        ("growth.k_max=2", "an override needs RUN.yaml before it"),
+        ("growth.k_max=2", "an override, which needs RUN.yaml before it"),
         ("nowhere.yaml", "nowhere.yaml: no such configuration file"),
         ("--journal nowhere.jsonl", "nowhere.jsonl: no such journal"),
     ],

@@ -181,7 +181,7 @@ def test_kills_at_any_moment_leave_no_trace(
         process.kill()
         kills += process.wait() == -signal.SIGKILL
         if records.exists():
-            with pytest.raises(UserError, match="no prepared set"):
+            with pytest.raises(UserError, match="not a prepared set"):
                 open_token_set(tmp_path / "train")
     assert kills > 0
     process = start(corpus, tmp_path, workers)
@@ -258,12 +258,12 @@ def test_skipping_counts_lists_and_has_a_limit(
     assert prepare(source, out, "--on-error", "skip") == 2
     line = capsys.readouterr().err.splitlines()[-1]
     # Even a second file without a fault could not fix it: told after the first.
-    assert "3 faults beside 30 documents in 1 of 2 files: 0.0909 is above" in line
+    assert "3 faults, with 30 good documents in 1 of 2 files: 0.0909 is above" in line
     assert len(list(out.glob("*.tokens"))) == 1
     assert prepare(source, out, "--on-error", "skip", "--max-bad-fraction", "0.055") == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "c4.0.json: line 31" in line
-    assert "4 faults beside 60 documents: 0.0625 is above --max-bad-fraction 0.055" in line
+    assert "4 faults, with 60 good documents: 0.0625 is above --max-bad-fraction 0.055" in line
     # Raising the limit goes on: nothing is read again.
     raised = ["--on-error", "skip", "--max-bad-fraction", "0.07"]
     assert prepare(source, out, *raised, "--json") == 0
@@ -356,7 +356,7 @@ def test_a_refused_start_that_prepared_nothing_blocks_the_right_one(
     assert main(["data", "verify", str(out)]) == 0
     assert list(val.iterdir()) == []
     assert main(["data", "prepare", *two, "--tokenizer", tokenizer, *rest]) == 2
-    assert "holds a set prepared with other inputs" in capsys.readouterr().err
+    assert "holds a set prepared with different inputs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", [_delete, _cut, _flip])
@@ -401,7 +401,7 @@ def test_verify_names_foreign_files_and_inspect_shows_the_set(
     out = tmp_path / "out"
     assert prepare(corpus, out) == 0
     (out / "00099-000.tokens").write_bytes(b"x")
-    assert verify(out) == [f"{out / '00099-000.tokens'}: is no file of this set; remove it"]
+    assert verify(out) == [f"{out / '00099-000.tokens'}: is not part of this set; remove it"]
     found = inspect(reference / "train", sample=3, sample_tokens=10_000)
     kept = decoded(reference / "train")
     assert found["sample"]["text"].removesuffix("<|endoftext|>") == kept[3]

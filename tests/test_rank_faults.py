@@ -34,7 +34,7 @@ def test_a_bit_turns_in_one_ranks_weights_and_training_goes_on(
     fault = {"flip": {"rank": 2, "step": 7, "parameter": "blocks.3.qkv.weight"}}
     ranks = nursery.start(tmp_path / "log", [json.dumps(fault), file], ranks=3, entry=FAULTY)
     told = ranks.end(expect=1)
-    assert "step 7: rank 2 of 3 holds other weights than the others" in told
+    assert "step 7: rank 2 of 3 holds different weights from the others" in told
     assert "first in blocks.3.qkv.weight" in told
     assert "Traceback" not in told
     assert told.count("sgt-ds train: ") == 1

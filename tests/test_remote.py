@@ -154,7 +154,7 @@ def test_a_server_that_stays_broken_is_a_traceback_or_damage_to_skip(
         assert main([*command, "--on-error", "skip", "--max-bad-fraction", "1"]) == 2
         line = capsys.readouterr().err.splitlines()[-1]
         assert f"{shelf.url}/c4.2.json: broke off at byte" in line
-        assert "4 times; the same command goes on" in line
+        assert "4 times; the same command continues" in line
         assert not (tmp_path / "out" / "manifest.json").exists()
         shelf.cuts = 0
         assert main(command) == 0
@@ -184,14 +184,14 @@ def test_a_remote_file_that_changes_between_two_reads_is_mixed(
         assert read_in_pieces() == before
         shelf.cuts = 1
         shelf.at_cut = lambda: target.write_bytes(before.replace(b"End.", b"end."))
-        with pytest.raises(UserError, match="changed while it was read"):
+        with pytest.raises(UserError, match="changed while being read"):
             read_in_pieces()
         # Here nothing is used before the last break: the look at the end finds it.
         target.write_bytes(before)
         shelf.cuts = 1
         assert main(arguments(corpus, tmp_path / "out", url)) == 2
         line = capsys.readouterr().err.splitlines()[-1]
-        assert f"{url}: changed while it was read (still" in line
+        assert f"{url}: changed while being read (still" in line
         assert main(arguments(corpus, tmp_path / "no", f"{shelf.url}/none.json")) == 2
         assert "no such file" in capsys.readouterr().err
 
@@ -358,4 +358,4 @@ def test_a_missing_package_is_a_traceback_or_not_named(corpus: Path, tmp_path: P
     *lines, unknown = done.stderr.splitlines()
     for (url, package), line in zip(packages.items(), lines, strict=True):
         assert line == (f"sgt-ds: {url}: needs the package {package}; pip install 'sgt-ds[remote]'")
-    assert "xyz:// is unknown here" in unknown
+    assert "xyz:// is not supported" in unknown

@@ -136,16 +136,16 @@ def test_missing_settings_or_files_that_end_in_a_traceback(
 ) -> None:
     file = plain(tmp_path / "e.jsonl", (1, CALM), (1, CALM))
     assert "--k-max: is needed" in refused(capsys, "replay", file)
-    assert f"{file}: line 2: step 1 stands after" in refused(capsys, "replay", file, *PAPER)
+    assert f"{file}: line 2: step 1 comes after" in refused(capsys, "replay", file, *PAPER)
     assert "no such journal" in refused(capsys, "replay", tmp_path / "none.jsonl")
     assert "holds no growth.jsonl" in refused(capsys, "show", tmp_path)
-    assert "is no journal header" in refused(capsys, "show", file)
+    assert "is not a journal header" in refused(capsys, "show", file)
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 5, "loss": 7.4}\n')
-    assert "it is no journal line; a run's journal is its growth.jsonl" in refused(
+    assert "it is not a journal line; a run's journal is its growth.jsonl" in refused(
         capsys, "replay", metrics
     )
-    assert "is no run directory" in refused(capsys, "freeze", file)
+    assert "is not a run directory" in refused(capsys, "freeze", file)
 
 
 GROWTH = GrowthConfig(k_max=2, layers=2, heads=1, t_start=10, interval=10)
@@ -218,14 +218,17 @@ def test_a_journal_without_its_beginning_passes_for_a_whole_one(
     header, *lines = file.read_text().splitlines(keepends=True)
     cut = next(place for place, line in enumerate(lines) if '"deepen"' in line)
     file.write_text("".join([header, *lines[cut - 5 :]]))
-    told = f"sgt-ds: {file}: step 20: was decided with loops to which no line before leads: "
+    told = f"sgt-ds: {file}: step 20: starts from loops that no earlier line explains; "
     for verb in ("replay", "what-if"):
         assert main(["growth", verb, str(tmp_path / "run"), "--json"]) == 2
         said = capsys.readouterr()
         assert told in said.err
         assert not said.out
     assert main(["growth", "show", str(tmp_path / "run")]) == 0
-    assert "\nlines are missing: the loops before step 20 follow" in capsys.readouterr().out
+    assert (
+        "\nlines are missing: no line here explains the loops before step 20"
+        in capsys.readouterr().out
+    )
 
 
 def test_estimate_that_passes_for_a_measurement(
@@ -252,7 +255,7 @@ def test_estimate_that_passes_for_a_measurement(
     text = capsys.readouterr().out
     assert "2 layers loop from the start\n  layer 1  depth 1  heads block\n" in text
     assert main([*block, "--layers", "1"]) == 2
-    assert "takes a list of layers, as 1,7 or 1," in capsys.readouterr().err
+    assert "takes a list of layers, e.g. 1,7 or 1," in capsys.readouterr().err
 
 
 def test_parting_of_two_runs_that_is_blamed_on_the_wrong_thing(
@@ -329,7 +332,7 @@ def test_layers_chosen_for_another_step_are_kept_silently(
         **{"data": {"train": [{"path": "shards"}]}, "deepspeed": "ds.json", "run_dir": "runs/r"},
     }
     own = tmp_path / "run" / "growth.jsonl"
-    with pytest.raises(UserError, match=r"growth\.layers\.chosen: \[1, 3\] are not \[2, 3\]"):
+    with pytest.raises(UserError, match=r"growth\.layers\.chosen: \[1, 3\] differs from \[2, 3\]"):
         settled_growth(RunConfig.model_validate(values), own)
     del source["chosen"]
     settled = settled_growth(RunConfig.model_validate(values), own)
@@ -347,11 +350,11 @@ def test_layers_chosen_for_another_step_are_kept_silently(
         assert "step 25" in caplog.messages[-1]
     del source["chosen"]
     source["step"] = 30
-    lost = rf"growth\.layers\.from_journal: no journal lies at {journal.parent} .* step 30"
+    lost = rf"growth\.layers\.from_journal: there is no journal at {journal.parent} .* step 30"
     with pytest.raises(UserError, match=f"{lost}.*as a list"):
         settled_growth(RunConfig.model_validate(values), own)
     own_journal(own.parent, GROWTH)
-    with pytest.raises(UserError, match=f"{lost}.*with which this run began"):
+    with pytest.raises(UserError, match=f"{lost}.*this run began with"):
         settled_growth(RunConfig.model_validate(values), own)
     for wrong in ([2], [2, 2], [2, 9]):
         source["chosen"] = wrong

@@ -47,7 +47,7 @@ def test_loops_are_drawn_elsewhere_than_the_journal_has_them(tmp_path: Path) -> 
             frames.add((5 - round(top * 6 / 1000), round(left * 0.12), round(right * 0.12)))
         assert frames == {span[:3] for span in LOOPS}
 
-    [heads] = figures(document, "Heads now")
+    [heads] = figures(document, "Current heads")
     cells = {
         (5 - round(float(top) * 6 / 1000), round(float(left) / 250))
         for path in of_class(of_class(heads, "area")[0], "outline")
@@ -67,7 +67,7 @@ def test_the_story_tells_other_loops_than_the_journal(tmp_path: Path) -> None:
     assert story[1].startswith("Step 40: layer 4 loops ×1 (heads 1, 3; 0, 2 fading out).")
     assert "Why: deepest candidate." in story[1]
     assert story[2].startswith("Step 60: layer 4 loops ×2 (heads 1, 3).")
-    assert story[-1].endswith("layer 4 loops ×2 (heads 1, 3); nothing can change any more.")
+    assert story[-1].endswith("layer 4 loops ×2 (heads 1, 3); no further change is possible.")
     run = read_history(tmp_path / "run")
     entering = replace(run, decisions=run.decisions[:1])  # as if it had never deepened
     assert loops_now(entering) == "layer 4 loops ×1 (heads 1, 3)"
@@ -239,11 +239,11 @@ def set_line(path: Path, number: int, line: str) -> None:
 @pytest.mark.parametrize(
     ("name", "line", "remedy"),
     [
-        ("metrics.jsonl", '{"step": 10, "loss"', "metrics.jsonl: line 1: is no JSON object"),
-        ("metrics.jsonl", '{"step": 10, "loss": "x"}', "loss is 'x', no number"),
+        ("metrics.jsonl", '{"step": 10, "loss"', "metrics.jsonl: line 1: is not a JSON object"),
+        ("metrics.jsonl", '{"step": 10, "loss": "x"}', "loss is 'x', not a number"),
         ("growth.jsonl", "{}", "growth.jsonl: "),
         ("growth.jsonl", "\x00\x01", "growth.jsonl: line 1"),
-        ("logs/starts.jsonl", '{"step": -1}', "step is '-1', no count"),
+        ("logs/starts.jsonl", '{"step": -1}', "step is '-1', not a count"),
     ],
 )
 def test_a_broken_file_is_more_than_one_line_or_leaves_a_report(
@@ -264,13 +264,13 @@ def test_wrong_arguments_are_more_than_one_line(
 ) -> None:
     run = write_run(tmp_path / "run", until=10)
     for arguments, remedy in (
-        ([str(tmp_path / "none"), "-o", str(tmp_path / "r")], "is no run directory"),
+        ([str(tmp_path / "none"), "-o", str(tmp_path / "r")], "is not a run directory"),
         (
             [str(tmp_path), "-o", str(tmp_path / "r")],
             "holds neither metrics.jsonl nor growth.jsonl",
         ),
         ([str(run), "-o", str(tmp_path / "no" / "r")], "cannot be written"),
-        ([*[str(run)] * 9, "-o", str(tmp_path / "r")], "give 8 at most"),
+        ([*[str(run)] * 9, "-o", str(tmp_path / "r")], "give at most 8"),
         ([str(run), str(run), "-o", str(tmp_path / "r")], "is given twice"),
     ):
         assert main(["report", *arguments]) == 2

@@ -58,7 +58,7 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
 
     status, said = roll_back(capsys, run, "--to", "5")
     assert status == 2
-    assert "--to 5: no good checkpoint at or before that step; the oldest is of step 6" in said
+    assert "--to 5: no good checkpoint at or before that step; the oldest is at step 6" in said
     assert steps(run) == [6, 12, 18, 20]
     assert not layout.set_aside.exists()
 
@@ -80,9 +80,9 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     outcome = read_outcome(layout.control)
     assert outcome is not None
     assert outcome.reason == "rolled back to step 12"
-    none_left = "nothing is left to set aside"
+    none_left = "nothing to set aside"
     assert (
-        f"{none_left}: the run has not come to step 13" in roll_back(capsys, run, "--to", "13")[1]
+        f"{none_left}: the run has not reached step 13" in roll_back(capsys, run, "--to", "13")[1]
     )
     assert f"{none_left}\n" in roll_back(capsys, run, "--to", "12")[1]
     assert [folder.name for folder in layout.set_aside.iterdir()] == ["001"]
@@ -123,7 +123,7 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     with monkeypatch.context() as killed:
         killed.setattr(rollback, "truncate", interrupted)
         assert roll_back(capsys, run, "--to", "12")[0] == 130
-    assert "the freeze that came later is taken back" in roll_back(capsys, run, "--to", "12")[1]
+    assert "the later freeze is undone" in roll_back(capsys, run, "--to", "12")[1]
     assert not layout.freeze_request.exists()
     assert sorted(folder.name for folder in layout.set_aside.iterdir()) == ["001", "002"]
     assert runs.last_step(run) == 12
@@ -141,7 +141,7 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
 
     layout.journal.rename(tmp_path / "lost.jsonl")
     told = runs.run_to_end(runs.single(file))
-    assert f"{layout.journal} was not there, and begins anew at step 20: " in told
+    assert f"{layout.journal} is missing; a new journal starts at step 20 " in told
     capsys.readouterr()
     assert main(["growth", "what-if", str(run), "--k-max", "1"]) == 2
     assert "lines are missing" in capsys.readouterr().err
@@ -153,7 +153,7 @@ def test_a_rollback_of_something_else_or_of_a_run_that_lives(
 ) -> None:
     status, said = roll_back(capsys, tmp_path, "--to", "5")
     assert (status, list(tmp_path.iterdir())) == (2, [])
-    assert f"{tmp_path}: is no run directory" in said
+    assert f"{tmp_path}: is not a run directory" in said
     data = runs.write_data(tmp_path / "data")
     file = runs.write_run(tmp_path / "run.yaml", data)
     (tmp_path / "run").mkdir()

@@ -116,10 +116,12 @@ def test_the_trainer_hears_what_does_not_fit(tmp_path: Path) -> None:
         return str(caught.value)
 
     check_data(DataConfig(train=[DataSource(path=first)], sequence_length=99), TINY)
-    assert "100 needs shards of 101 tokens, the longest here has 100" in message(first, length=100)
+    assert "100 needs shards of 101 tokens, but the longest here has 100" in message(
+        first, length=100
+    )
     assert str(other) in message(first, other)
     assert "1001 exceeds the model's 1000" in message(wide)
-    assert "no prepared set" in message(tmp_path)
+    assert "not a prepared set" in message(tmp_path)
     assert "does not exist" in message(tmp_path / "nowhere")
 
 
@@ -127,7 +129,7 @@ def test_a_shard_of_another_set_is_refused(tmp_path: Path) -> None:
     first = write_token_set(tmp_path / "first", [np.arange(100)])
     other = write_token_set(tmp_path / "other", [np.arange(100)], tokenizer=b"another")
     (first / "00000-000.tokens").write_bytes((other / "00000-000.tokens").read_bytes())
-    with pytest.raises(UserError, match="is not the shard"):
+    with pytest.raises(UserError, match="does not match"):
         open_token_set(first).sequence(0, 10)
 
 

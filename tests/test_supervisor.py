@@ -105,7 +105,7 @@ def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Pa
             ["sgt-ds", "stop", str(tmp_path / "one")], capture_output=True, text=True, check=False
         )
         assert stopped.returncode == 0, stopped.stderr
-        assert "stopped as asked" in stopped.stdout
+        assert "stopped as requested" in stopped.stdout
         assert first.wait(timeout=60) == 0
         assert processes_of(ids[0]) == []
         [checkpoint] = list_checkpoints(tmp_path / "one" / "checkpoints")[:1]
@@ -276,9 +276,9 @@ def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, dat
         busy = refusal(f"telemetry.port={port}", f"run_dir={tmp_path / 'busy'}")
         assert "run_dir: is being trained" in busy
         os.close(held)
-    assert "telemetry.host: '192.0.2.1' is no address of" in refusal("telemetry.host=192.0.2.1")
-    assert "run_dir: /proc/x: nothing can be made in /proc" in refusal("run_dir=/proc/x")
-    assert f"{run} is no folder; choose another run_dir" in refusal(f"run_dir={run}/x")
+    assert "telemetry.host: '192.0.2.1' is not an address of" in refusal("telemetry.host=192.0.2.1")
+    assert "run_dir: /proc/x: nothing can be created in /proc" in refusal("run_dir=/proc/x")
+    assert f"{run} is not a folder; choose a run_dir other than" in refusal(f"run_dir={run}/x")
     assert "micro_batch_size" in refusal("--num-gpus", "3")
     assert "line 1" in refusal("--hostfile", str(hostfile))
     absent = str(tmp_path / "absent")
@@ -291,4 +291,4 @@ def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, dat
     assert "deepspeed" in refusal("--deepspeed_config", "/nowhere.json").lower()
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "config.json").touch()
-    assert "init: is a model of transformers" in refusal(f"init={tmp_path / 'export'}")
+    assert "init: is a transformers model" in refusal(f"init={tmp_path / 'export'}")

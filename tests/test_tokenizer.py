@@ -131,7 +131,7 @@ def test_a_remedy_is_told_that_the_command_has_not(
     assert line.endswith("(empty-document); fix the file, or leave it out of the inputs")
     for command in (["tokenizer", "train", *train], ["data", "prepare", *prepare]):
         assert main([*command, f"{tmp_path}/"]) == 2
-        told = f"sgt-ds: {tmp_path}/: is a folder; give a glob as '{tmp_path}/*.json.gz'\n"
+        told = f"sgt-ds: {tmp_path}/: is a folder; give a glob, e.g. '{tmp_path}/*.json.gz'\n"
         assert capsys.readouterr().err == told
 
 

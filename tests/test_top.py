@@ -141,7 +141,7 @@ def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("target", "remedy"),
     [
-        ("no-such-run", "is no run directory"),
+        ("no-such-run", "is not a run directory"),
         ("127.0.0.1:1", "does not answer as an exporter"),
         (".", "holds neither metrics.jsonl nor growth.jsonl"),
     ],

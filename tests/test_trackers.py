@@ -78,7 +78,7 @@ def test_a_writer_that_fails_stops_the_run(caplog: pytest.LogCaptureFixture) -> 
         tracker.put(SNAPSHOT)
     tracker.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "telemetry: tensorboard failed, training goes on without it: no space left"
+        "telemetry: tensorboard failed; training continues without it: no space left"
     ]
 
 
@@ -93,7 +93,7 @@ def test_a_writer_that_hangs_holds_training_up(
         tracker.put(snapshot)
     tracker.close()
     assert [r.getMessage() for r in caplog.records].count(
-        "telemetry: wandb is too slow, rows are lost (told once)"
+        "telemetry: wandb is too slow; rows are lost (logged once)"
     ) == 1
     let_go.set()
 

@@ -124,7 +124,10 @@ def test_a_fork_loses_the_loops_of_its_parent_without_a_word_or_does_not_replay(
     run = runs.write_run(tmp_path / "run.yaml", data, fork=str(checkpoint))
     told = runs.run_to_end(runs.launcher(run, 2))
     layers = ", ".join(sorted(loops, key=int))
-    assert f"fork: the loops of {checkpoint} (layers {layers}) stay behind; growth begins" in told
+    assert (
+        f"fork: the loops of {checkpoint} (layers {layers}) are not carried over; growth starts"
+        in told
+    )
 
 
 def test_killing_a_run_loses_nothing_but_the_steps_since_its_checkpoint(
@@ -175,5 +178,5 @@ def test_a_run_whose_data_end_fails_or_is_not_saved(tmp_path: Path, data: Path) 
         run, other, "data.accept_changed=true", "data.exhausted=repeat", "training.log_every=1"
     )
     told = runs.run_to_end(going_on)
-    assert "going on with other data" in told
+    assert "continuing with changed data" in told
     assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 21))

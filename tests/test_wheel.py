@@ -78,5 +78,5 @@ print(path.exists(), load_run_config(path).preset)
     assert Path(module).is_relative_to(installed)
     assert stage == "2"
     assert "ds_configs/zero9.json: no such DeepSpeed file" in refused
-    assert "sgt-ds brings ds_configs/zero2_bf16.json" in refused
+    assert "sgt-ds ships ds_configs/zero2_bf16.json" in refused
     assert preset == "False 573m"

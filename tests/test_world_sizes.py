@@ -43,7 +43,7 @@ def test_two_ranks_then_one_then_four_then_two_lose_or_grow_otherwise(
         shutil.copytree(before, tmp_path / name)
         assert roll_back(tmp_path / name, step).step == step
         told = nursery.start(tmp_path / "log", [file], ranks=ranks).end()
-        assert "cut anew for" in told
+        assert "repartitioned for" in told
         before = tmp_path / name
     expected, found = runs.losses(tmp_path / "whole"), runs.losses(before)
     assert sorted(found) == list(range(1, STEPS + 1))

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: saved by all ranks, verified before use, rotated.
+"""Atomic checkpoints: saved by all ranks, verified before use, rotated.
 
 `Saver`, `save`, `load`, `load_weights_only`, `newest_good_for_all` and `from_first` are collective
 and need torch; the others read a folder and do not, so that commands start quickly.

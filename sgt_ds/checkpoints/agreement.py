@@ -60,7 +60,7 @@ def agree_on_save(fault: str | None, what: str, group: Any) -> None:
         f"rank {rank}: {said}" for rank, said in enumerate(gather(fault, group)) if said is not None
     ]
     if faults:
-        raise SaveFailed(f"{what} was not saved ({'; '.join(faults)}); the one before stays")
+        raise SaveFailed(f"{what} was not saved ({'; '.join(faults)}); the previous one is kept")
 
 
 def agree_on_input(error: UserError | None, group: Any) -> None:

@@ -1,4 +1,4 @@
-"""Host memory that is got beside training: touched, and page-locked where CUDA is there.
+"""Host memory allocated during training: touched, and page-locked where CUDA is available.
 
 New memory costs ten times as much as the copy into it: the system finds and clears page by page.
 Knows no checkpoint.
@@ -102,8 +102,8 @@ class HostMemory:
         status = torch.cuda.cudart().cudaHostRegister(address, end - begin, _PORTABLE)  # type: ignore[no-untyped-call]
         if int(status):
             log.warning(
-                "%.1f GB of a checkpoint's copy can't be page-locked (CUDA error %d); training "
-                "stands still for longer",
+                "%.1f GB for the checkpoint copy can't be page-locked (CUDA error %d); training "
+                "pauses longer",
                 (self.size - begin) / 1e9,
                 int(status),
             )

@@ -1,4 +1,4 @@
-"""Put a verified checkpoint back into a DeepSpeed engine, on all ranks together.
+"""Load a verified checkpoint into a DeepSpeed engine, on all ranks together.
 
 Rank 0 verifies every file before any rank loads one; bad input ends the load on all ranks with the
 same error, before DeepSpeed's collectives begin. Knows no trainer.
@@ -30,10 +30,10 @@ _MISSHAPEN = (
 
 
 def newest_good_for_all(directory: Path, group: Any = None) -> CheckpointInfo | None:
-    """`newest_good` by rank 0, told to every rank: all go on from the same checkpoint.
+    """`newest_good` by rank 0, told to every rank: all continue from the same checkpoint.
 
     Raises: UserError where there are checkpoints and none is good: a run that has been saved never
-    silently starts anew.
+    silently starts from scratch.
     """
 
     def found() -> CheckpointInfo | None:
@@ -43,8 +43,8 @@ def newest_good_for_all(directory: Path, group: Any = None) -> CheckpointInfo | 
             raise UserError(
                 directory,
                 None,
-                "holds checkpoints, but none is whole; `sgt-ds checkpoint verify` says what is "
-                "wrong, and `resume=never` with another run_dir starts anew",
+                "holds checkpoints, but none is complete; `sgt-ds checkpoint verify` says what is "
+                "wrong, and `resume=never` with another run_dir starts from scratch",
             )
         return info
 
@@ -57,7 +57,7 @@ def _tidy(directory: Path) -> None:
         if directory.is_dir():
             store.remove_leftovers(directory)
     except OSError as error:
-        log.warning("%s: leftovers stay (%s)", directory, error.strerror)
+        log.warning("%s: leftovers could not be removed (%s)", directory, error.strerror)
 
 
 def load(engine: Any, path: Path, *, group: Any = None, verified: bool = False) -> dict[str, Any]:
@@ -126,13 +126,13 @@ def _checked_state(
 def _check_shape(path: Path, state: dict[str, Any], wanted: dict[str, list[int]]) -> None:
     saved = state.get("parameters")
     if not isinstance(saved, dict):
-        raise UserError(path, "state.json", "names no parameters; use another checkpoint")
+        raise UserError(path, "state.json", "lists no parameters; use another checkpoint")
     for name in [*wanted, *saved]:
         if saved.get(name) != wanted.get(name):
             raise UserError(
                 path,
                 "parameters",
-                f"is of another architecture: {name} is {saved.get(name, 'absent')} there and "
+                f"has a different architecture: {name} is {saved.get(name, 'absent')} there and "
                 f"{wanted.get(name, 'absent')} in this run's model; use its own configuration",
             )
 
@@ -143,7 +143,7 @@ def _restore(
     """Weights and optimizer, through DeepSpeed."""
     error, payload, world_size = None, None, rank_and_size(group)[1]
     if saved_world_size != world_size:
-        log.info("%s: saved by %d ranks, cut anew for %d", path, saved_world_size, world_size)
+        log.info("%s: saved by %d ranks, repartitioned for %d", path, saved_world_size, world_size)
         # Without ZeRO there are no partitions to cut.
         masters = getattr(engine.optimizer, "single_partition_of_fp32_groups", [])
         payload = RepartitionedPayload(
@@ -187,7 +187,7 @@ def _look_ahead(engine: Any, path: Path, payload: SafePayload) -> None:
         masters, paddings = zero["single_partition_of_fp32_groups"], zero["group_paddings"]
         sizes = [master.numel() + int(pad) for master, pad in zip(masters, paddings, strict=True)]
         if sizes != [partition.numel() for partition in partitions] or len(groups) != len(sizes):
-            raise ValueError("the optimizer's partitions are of other sizes")
+            raise ValueError("the optimizer partitions have different sizes")
     except _MISSHAPEN as fault:
         raise _unfit(path, fault) from None
 

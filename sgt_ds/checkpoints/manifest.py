@@ -99,7 +99,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.is_file() and not path.is_symlink():
-        raise UserError(folder, MANIFEST_NAME, f"is missing: no whole checkpoint; {ANOTHER}")
+        raise UserError(folder, MANIFEST_NAME, f"is missing: not a complete checkpoint; {ANOTHER}")
     document = read_json_object(path)
     version = document.get("format")
     if version != FORMAT:
@@ -113,7 +113,9 @@ def read_manifest(folder: Path) -> Manifest:
     for name, entry in files.items():
         if not _is_plain_name(name):
             raise UserError(
-                path, "files", f"{name!r} is no plain file name; refusing to look outside {folder}"
+                path,
+                "files",
+                f"{name!r} is not a plain file name; refusing to look outside {folder}",
             )
         size, digest = (
             (entry.get("size"), entry.get("xxh3")) if isinstance(entry, dict) else (None, None)
@@ -126,7 +128,7 @@ def read_manifest(folder: Path) -> Manifest:
     )
     loss = document.get("validation_loss")
     if loss is not None and not isinstance(loss, float):
-        raise UserError(path, "validation_loss", "must be a number with a point, or null")
+        raise UserError(path, "validation_loss", "must be a number with a decimal point, or null")
     if document.pop("seal", None) != _seal(document):
         raise UserError(path, "seal", "does not match the rest of the file; it was changed")
     return Manifest(step, sequence, world_size, records, loss)
@@ -141,13 +143,15 @@ def check_sizes(folder: Path, manifest: Manifest) -> list[str]:
         if entry is None:
             faults.append(f"{name}: is missing")
         elif not entry.is_file(follow_symlinks=False):
-            faults.append(f"{name}: is no regular file")
+            faults.append(f"{name}: is not a regular file")
         elif entry.stat().st_size != record.size:
             faults.append(
                 f"{name}: has {entry.stat().st_size} bytes where {record.size} were written"
             )
     present.pop(MANIFEST_NAME, None)
-    faults.extend(f"{name}: is foreign; the manifest does not name it" for name in sorted(present))
+    faults.extend(
+        f"{name}: is unexpected; the manifest does not name it" for name in sorted(present)
+    )
     return faults
 
 
@@ -160,7 +164,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         content = _bounded(path)
         if len(content) > LARGEST_JSON_BYTES:
             raise UserError(
-                path, None, f"has more than the {LARGEST_JSON_BYTES} bytes of a checkpoint's JSON"
+                path, None, f"exceeds {LARGEST_JSON_BYTES} bytes, the limit for a checkpoint's JSON"
             )
         document = json.loads(content.decode("utf-8"))
     except RecursionError:
@@ -188,7 +192,7 @@ def _bounded(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("is no regular file")
+            raise OSError("is not a regular file")
         return stream.read(LARGEST_JSON_BYTES + 1)
 
 
@@ -222,6 +226,7 @@ def _count(path: Path, field: str, value: object) -> int:
         raise UserError(
             path,
             field,
-            f"must be a whole number below 2^63 (got {said if len(said) < 40 else said[:40] + '…'})",
+            "must be a whole number below 2^63 (got "
+            f"{said if len(said) < 40 else said[:40] + '…'})",
         )
     return value

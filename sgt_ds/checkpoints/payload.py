@@ -1,4 +1,4 @@
-"""The files that DeepSpeed itself writes: taken from it, written hashed and synced, read safely.
+"""The files DeepSpeed itself writes: taken from it, written with hash and sync, read safely.
 
 DeepSpeed asks its engine's `checkpoint_engine` for every write and read. Ours takes that place for
 the length of one save or load: what DeepSpeed saves is only collected, and written later, outside

@@ -1,4 +1,4 @@
-"""What the pickle inside a tensor file asks for, told without running it. Imports no DeepSpeed."""
+"""What the pickle inside a tensor file references, found without running it. No DeepSpeed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def payload_fault(path: Path) -> str | None:
     try:
         asked = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception as error:  # a hostile file may raise anything; each is a refusal
-        return f"is no file of tensors ({' '.join(str(error).split()) or type(error).__name__})"
+        return f"is not a tensor file ({' '.join(str(error).split()) or type(error).__name__})"
     if foreign := set(asked) - ALLOWED_NAMES:
-        return f"asks for {', '.join(sorted(foreign))}: more than tensors, not to be loaded"
+        return f"references {', '.join(sorted(foreign))}: more than tensors, so it is not loaded"
     return None

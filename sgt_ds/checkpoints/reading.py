@@ -1,4 +1,4 @@
-"""A checkpoint that is being read stays: readers lock its manifest, and who removes it asks first.
+"""Protects a checkpoint that is being read: readers lock its manifest, removal checks the lock.
 
 Where the file system knows no locks, nobody is seen to read. Knows no torch.
 """

@@ -1,4 +1,4 @@
-"""Optimizer state saved by some number of ranks, served to another number while loading.
+"""Serves optimizer state saved by one number of ranks to another number while loading.
 
 ZeRO-1 and -2 lay each parameter group out flat and cut it into equal partitions, one a rank, padded
 at the end. Another number of ranks means other cuts of the same numbers: each new rank reads the
@@ -51,7 +51,8 @@ class RepartitionedPayload(SafePayload):
             raise UserError(
                 target.parent,
                 files[0].name,
-                f"cannot be cut for {self._world_size} ranks ({type(error).__name__}: {error}); "
+                f"cannot be repartitioned for {self._world_size} ranks ({type(error).__name__}: "
+                f"{error}); "
                 f"resume with {self._saved} ranks",
             ) from None
 

@@ -1,4 +1,4 @@
-"""Which checkpoints stay when a new one has been written and verified. Knows no torch."""
+"""Which checkpoints are kept when a new one has been written and verified. Knows no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class Retention:
     """What is kept for good beside the newest checkpoint, which always stays.
 
-    `last`: the youngest whole ones. `every`: those whose step it divides, for ever; None: none.
+    `last`: the youngest whole ones. `every`: those whose step it divides, forever; None: none.
     `best`: the whole one of lowest validation loss.
     """
 
@@ -33,7 +33,7 @@ def settle(directory: Path, newest: Path, retention: Retention) -> None:
     """Let `latest` name the newest checkpoint, and remove those that `retention` does not keep.
 
     The end of a save, made up for where that was killed before. For one process alone. What fails
-    is told: the checkpoint is there, and nothing here is a reason to call it lost.
+    is reported: the checkpoint is there, and nothing here is a reason to call it lost.
     """
     try:
         point_latest(directory, newest.name)
@@ -63,9 +63,9 @@ def rotate(directory: Path, newest: Path, retention: Retention) -> list[Path]:
         if info.path in kept or info.path.is_symlink():
             continue
         if is_being_read(info.path):
-            log.info("old checkpoint %s is being read, and stays until the next save", info.path)
+            log.info("old checkpoint %s is being read and is kept until the next save", info.path)
             continue
-        # The manifest goes first: what a kill leaves half-removed is no checkpoint any more.
+        # The manifest goes first: what a kill leaves half-removed is not a checkpoint any more.
         try:
             (info.path / MANIFEST_NAME).unlink(missing_ok=True)
             shutil.rmtree(info.path)

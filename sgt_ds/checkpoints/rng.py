@@ -50,14 +50,14 @@ def load_rng(path: Path) -> None:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
             scalars = json.loads((stream.metadata() or {})["scalars"])
         torch.set_rng_state(torch.from_numpy(tensors["torch_cpu"].copy()))
-        # A run may go on without the accelerator it started with; its state has no use there.
+        # A run may continue without the accelerator it started with; its state has no use there.
         if "torch_cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(torch.from_numpy(tensors["torch_cuda"].copy()))
         name, position, has_gauss, gauss = scalars["numpy"]
         np.random.set_state((name, tensors["numpy"], position, has_gauss, gauss))
         version, python_gauss = scalars["python"]
         if python_gauss is not None and not isinstance(python_gauss, float):
-            raise TypeError("Python's spare normal number is no number")
+            raise TypeError("Python's cached normal sample is not a number")
         random.setstate((version, tuple(tensors["python"].tolist()), python_gauss))
     except (
         *(OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError),

@@ -1,4 +1,4 @@
-"""Go back behind newer checkpoints: they leave the folder, whole, so that no resume takes them.
+"""Go back to an older checkpoint: newer ones leave the folder intact, so no resume takes them.
 
 Knows no run directory and no trainer. For a run that is not being trained.
 """
@@ -23,7 +23,7 @@ def checkpoint_until(directory: Path, step: int) -> CheckpointInfo:
         there = sorted(info.step for info in store.list_checkpoints(directory))
         have = "there is none at all"
         if there:
-            have = f"the oldest is of step {there[0]}"
+            have = f"the oldest is at step {there[0]}"
             if there[0] <= step:
                 have = "those there are damaged"
         raise UserError(

@@ -1,4 +1,4 @@
-"""Write checkpoints that are whole or absent, from all ranks together, while training goes on.
+"""Write atomic checkpoints, from all ranks together, while training continues.
 
 A save has three parts. *Taking*, by the training thread: DeepSpeed hands over weights and
 optimizer, they are copied to host memory with the rank's random state. *Writing*, by a thread of
@@ -294,7 +294,7 @@ class Saver:
         self._snapshots.close()
         if self._rank == 0:
             log.warning(
-                "step %d: no room in memory for a copy of the checkpoint (%s); "
+                "step %d: not enough memory for a copy of the checkpoint (%s); "
                 "training waits until it is written",
                 step,
                 "; ".join(full),
@@ -317,7 +317,7 @@ class Saver:
         }
         contradicted = [key for key in document if key in state and state[key] != document[key]]
         if contradicted:
-            raise ValueError(f"state says otherwise than the checkpoint about {contradicted}")
+            raise ValueError(f"state contradicts the checkpoint about {contradicted}")
         return (json.dumps({**document, **state}, indent=1) + "\n").encode()
 
     def _write(
@@ -340,7 +340,7 @@ class Saver:
             put(STATE_NAME, lambda stream: stream.write(document))
         for name, record in written.items():
             if record_of(folder / name) != record:
-                raise OSError(f"{name} reads back other than it was written")
+                raise OSError(f"{name} reads back differently from what was written")
 
     def _finish(self, manifest: Manifest) -> None:
         """Rank 0: manifest, rename, `latest`, rotation.

@@ -1,4 +1,4 @@
-"""A copy in host memory of what a checkpoint holds, so that training may go on while it is written.
+"""A copy of a checkpoint's contents in host memory, so training continues while it is written.
 
 Knows no file and no engine. The copy pickles to the same bytes as the original: what shares memory
 or identity there shares it here.

@@ -1,4 +1,4 @@
-"""A training start: weights of a model from elsewhere, sealed by the manifest of a checkpoint.
+"""A training start: weights of an external model, sealed by a checkpoint manifest.
 
 Holds safetensors in float32 under LLaMA's names, `state.json` with the model's shape, and what else
 its writer put in. Knows no optimizer, no rank and no torch: who reads tensors brings a reader.
@@ -65,7 +65,7 @@ def read_start(path: Path) -> Start:
     Raises: UserError where it is damaged, or nothing that `sgt-ds import` wrote.
     """
     if not path.is_dir():
-        raise UserError(path, "init", "is no folder; give what `sgt-ds import` wrote")
+        raise UserError(path, "init", "is not a folder; give one written by `sgt-ds import`")
     faults = verify(path)
     if faults:
         raise UserError(path, None, f"{faults[0]}; import it again")
@@ -75,6 +75,8 @@ def read_start(path: Path) -> Start:
     try:
         model = ModelConfig.model_validate(state.get("model"))
     except ValidationError:
-        raise UserError(path / STATE_NAME, "model", "is no model's shape; import again") from None
+        raise UserError(
+            path / STATE_NAME, "model", "is not a valid model shape; import again"
+        ) from None
     names = sorted(n for n in read_manifest(path).files if n.endswith(".safetensors"))
     return Start(path, model, tuple(path / name for name in names))

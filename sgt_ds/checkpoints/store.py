@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: what is there, which is the newest good one, what may go.
+"""The folder of a run's checkpoints: what exists, the newest good one, what may be removed.
 
 Knows no torch until it looks into tensor files. DeepSpeed's own `latest` is never read; ours is a
 pointer for people and tools, and resuming goes by what verifies.
@@ -74,7 +74,7 @@ def partial_name(step: int) -> str:
 def list_checkpoints(directory: Path) -> list[CheckpointInfo]:
     """Checkpoints in `directory`, newest first; damaged ones too, with their fault.
 
-    Raises: UserError where `directory` is no folder.
+    Raises: UserError where `directory` is not a folder.
     """
     if not directory.is_dir():
         raise UserError(
@@ -115,7 +115,7 @@ def pointer_fault(directory: Path) -> str | None:
     name = read_latest(directory)
     if name is not None and (directory / name).is_dir():
         return None
-    return f"{LATEST_NAME}: names no checkpoint of this folder; the next save writes it anew"
+    return f"{LATEST_NAME}: does not name a checkpoint in this folder; the next save rewrites it"
 
 
 def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[str]:
@@ -127,7 +127,7 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
     from sgt_ds.checkpoints.pickles import PAYLOAD_SUFFIX, payload_fault
 
     if not path.is_dir():
-        return ["no such checkpoint; `sgt-ds checkpoint list RUN` names those of a run"]
+        return ["no such checkpoint; `sgt-ds checkpoint list RUN` lists those of a run"]
     try:
         manifest = read_manifest(path)
     except UserError as error:
@@ -149,7 +149,7 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
     ranks = sum(name.startswith(RNG_PREFIX) for name in manifest.files)
     if ranks != manifest.world_size:
         faults.append(
-            f"{MANIFEST_NAME}: names the random state of {ranks} ranks, and its world_size is "
+            f"{MANIFEST_NAME}: names the random state of {ranks} ranks, but its world_size is "
             f"{manifest.world_size}"
         )
     if not any(fault.startswith(f"{STATE_NAME}:") for fault in faults):
@@ -159,7 +159,7 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
             faults.append(_fault_in(path, error))
         else:
             faults += [
-                f"{STATE_NAME}: {key} is not that of {MANIFEST_NAME} ({wanted})"
+                f"{STATE_NAME}: {key} differs from {MANIFEST_NAME} ({wanted})"
                 for key, wanted in (("step", manifest.step), ("world_size", manifest.world_size))
                 if type(state.get(key)) is not int or state[key] != wanted
             ]
@@ -175,7 +175,7 @@ def read_state(path: Path) -> dict[str, Any]:
         raise UserError(
             path,
             STATE_NAME,
-            "is missing: no checkpoint; give one of a run, RUN_DIR/checkpoints/step-…",
+            "is missing: not a checkpoint; give one of a run, RUN_DIR/checkpoints/step-…",
         )
     return read_json_object(path / STATE_NAME)
 
@@ -195,7 +195,7 @@ def newest_good(directory: Path, *, until: int | None = None) -> CheckpointInfo 
         if not faults:
             return info
         more = f" and {len(faults) - 1} more faults" if len(faults) > 1 else ""
-        log.warning("checkpoint %s is passed over: %s%s", info.path, faults[0], more)
+        log.warning("checkpoint %s is skipped: %s%s", info.path, faults[0], more)
     return None
 
 
@@ -229,7 +229,7 @@ def remove_leftovers(directory: Path) -> None:
         if match[2] == _REPLACED_SUFFIX and not (directory / match[1]).exists():
             entry.rename(directory / match[1])
             continue
-        log.warning("removing %s, left by a run that ended while saving", entry)
+        log.warning("removing %s, left over from an interrupted save", entry)
         shutil.rmtree(entry)
 
 
@@ -245,7 +245,7 @@ def _info(path: Path, step: int, latest: bool) -> CheckpointInfo:
         manifest = read_manifest(path)
         faults = check_sizes(path, manifest)
         if manifest.step != step:
-            faults.append(f"{MANIFEST_NAME}: is of step {manifest.step}")
+            faults.append(f"{MANIFEST_NAME}: is for step {manifest.step}")
         return CheckpointInfo(
             path,
             step,

@@ -1,4 +1,4 @@
-"""The `sgt-ds` command: one thin module a verb. `--help` imports no torch."""
+"""The `sgt-ds` command: one thin module per verb. `--help` imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sgt-ds bench checkpoint`: how long training stands still for a checkpoint on this machine."""
+"""`sgt-ds bench checkpoint`: how long a checkpoint pauses training on this machine."""
 
 from __future__ import annotations
 
@@ -22,21 +22,26 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "checkpoint",
-        "Time a checkpoint that is waited for beside one that is written while training goes on.",
+        "Compare a blocking checkpoint with one that is written while training continues.",
         "sgt-ds bench checkpoint --preset demo --scratch runs",
         checkpoint,
     )
     parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the weights")
-    parser.add_argument("--micro-batch-size", type=whole_number(1), default=4, help="sequences")
     parser.add_argument(
-        "--seq-len", type=whole_number(1), default=64, help="positions of a sequence"
+        "--dtype", choices=["fp32", "bf16"], default="fp32", help="dtype of the weights"
     )
+    parser.add_argument(
+        "--micro-batch-size", type=whole_number(1), default=4, help="sequences per forward pass"
+    )
+    parser.add_argument("--seq-len", type=whole_number(1), default=64, help="sequence length")
     parser.add_argument(
         "--rounds", type=whole_number(1), default=5, help="checkpoints of each kind"
     )
     parser.add_argument(
-        "--scratch", type=Path, metavar="DIR", help="on the disk to measure (default: temporary)"
+        "--scratch",
+        type=Path,
+        metavar="DIR",
+        help="directory on the disk to measure (default: a temporary one)",
     )
     parser.add_argument(
         "--threads",
@@ -44,7 +49,7 @@ def register(group: Subparsers[Parser]) -> None:
         nargs="+",
         default=[1, 2],
         metavar="N",
-        help="threads of torch, each number in a process of its own (default: 1 2)",
+        help="torch threads; each value runs in its own process (default: 1 2)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -52,7 +57,7 @@ def register(group: Subparsers[Parser]) -> None:
 def checkpoint(options: argparse.Namespace) -> None:
     """Measure and print."""
     if options.scratch is not None and not options.scratch.is_dir():
-        raise UserError("--scratch", None, f"{options.scratch} is no folder; make it first")
+        raise UserError("--scratch", None, f"{options.scratch} is not a directory; create it first")
     benches = []
     for threads in options.threads:
         # The first save of a process is its only first one.
@@ -86,15 +91,15 @@ def _print(preset: str, bench: SavingBench) -> None:
         f"{preset}: {bench.parameters:,} parameters, {bench.dtype}, {bench.device}, {threads}, "
         f"a checkpoint of {bench.checkpoint_bytes / 1e6:,.0f} MB, medians of {bench.rounds} rounds"
     )
-    print(f"written at once        {bench.at_once_seconds:8.3f} s, all of it a stall")
+    print(f"blocking                  {bench.at_once_seconds:8.3f} s, all of it a stall")
     for which, stall, ratio in (
         ("first save", bench.first_stall_seconds, bench.first_stall_ratio),
         ("later saves", bench.stall_seconds, bench.stall_ratio),
     ):
-        print(f"beside, {which:<14} {stall:8.3f} s of a stall, {ratio:.3f} of that")
-    print(f"beside, until written  {bench.written_seconds:8.3f} s")
+        print(f"background, {which:<13} {stall:8.3f} s of a stall, {ratio:.3f} of blocking")
+    print(f"background, until written {bench.written_seconds:8.3f} s")
     beside = bench.step_beside_seconds
     print(
-        f"an update              {bench.step_seconds:8.3f} s alone"
-        + (f", {beside:.3f} s while one is written" if beside is not None else "")
+        f"an update                 {bench.step_seconds:8.3f} s alone"
+        + (f", {beside:.3f} s while one is being written" if beside is not None else "")
     )

@@ -12,21 +12,25 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "data",
-        "Time loader, global order and opening of prepared sets that it makes for itself.",
+        "Time the loader, the global order and the opening of prepared sets, on sets it generates.",
         "sgt-ds bench data --json",
         data,
     )
     parser.add_argument(
-        "--tokens", type=whole_number(1 << 20), default=1 << 25, help="of the set that is read"
+        "--tokens",
+        type=whole_number(1 << 20),
+        default=1 << 25,
+        help="tokens in the set that is read",
     )
     parser.add_argument(
-        "--shards", type=whole_number(1), default=10_000, help="of the set that is opened"
+        "--shards", type=whole_number(1), default=10_000, help="shards in the set that is opened"
     )
+    parser.add_argument("--rounds", type=whole_number(1), default=5, help="rounds over all cases")
     parser.add_argument(
-        "--rounds", type=whole_number(1), default=5, help="rounds of all cases in turn"
-    )
-    parser.add_argument(
-        "--ranks", type=whole_number(1, 256), default=1, help="whose share one process loads"
+        "--ranks",
+        type=whole_number(1, 256),
+        default=1,
+        help="ranks of the run; one process loads one rank's share",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -45,7 +49,8 @@ def data(options: argparse.Namespace) -> None:
         print_json(bench.as_json())
         return
     print(
-        f"median of {bench.rounds} rounds, {bench.tokens:,} tokens, one process, the share of one of "
+        f"median of {bench.rounds} rounds, {bench.tokens:,} tokens, one process, the share of one "
+        "of "
         f"{bench.ranks} ranks"
     )
     for row in bench.loader:
@@ -56,13 +61,15 @@ def data(options: argparse.Namespace) -> None:
             f"{row.tokens_per_cpu_second / 1e6:.1f} M a CPU second, {row.ratio:.2f} of a bare copy"
         )
     print(
-        f"permutation: {bench.permutation_indices_per_cpu_second / 1e6:.1f} M indices a CPU second, "
+        f"permutation: {bench.permutation_indices_per_cpu_second / 1e6:.1f} M indices a CPU "
+        "second, "
         f"{bench.permutation_ratio:.2f} of a shuffled table"
     )
     opening = bench.opening
     print(
         f"opening {opening['shards']:,} shards: {opening['seconds']:.2f} s, "
-        f"{opening['cpu_seconds']:.2f} of CPU ({opening['seconds'] / opening['json_seconds']:.0f} times parsing the manifest), "
+        f"{opening['cpu_seconds']:.2f} of CPU ({opening['seconds'] / opening['json_seconds']:.0f} "
+        "times parsing the manifest), "
         f"{opening['memory_bytes'] / 1e6:.0f} MB more than before, "
         f"{opening['process_memory_bytes'] / 1e6:.0f} MB in all; a sequence of each: "
         f"{opening['read_each_shard_seconds']:.2f} s"

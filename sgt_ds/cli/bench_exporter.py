@@ -15,20 +15,24 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "exporter",
-        "Time training while it is scraped beside training that is not, and publishing.",
+        "Compare training with and without scrapes, and time publishing.",
         "sgt-ds bench exporter --scrapes 1000",
         exporter,
     )
-    parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="what trains")
+    parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model to train")
     parser.add_argument(
-        "--served", choices=list(PRESETS), default="573m", help="whose series are served"
+        "--served", choices=list(PRESETS), default="573m", help="model whose series are served"
     )
-    parser.add_argument("--scrapes", type=whole_number(10), default=1000, help="in all, at least")
-    parser.add_argument("--rounds", type=whole_number(2), default=20, help="with and without each")
-    parser.add_argument("--micro-batch-size", type=whole_number(1), default=4, help="sequences")
     parser.add_argument(
-        "--seq-len", type=whole_number(1), default=128, help="positions of a sequence"
+        "--scrapes", type=whole_number(10), default=1000, help="minimum number of scrapes in all"
     )
+    parser.add_argument(
+        "--rounds", type=whole_number(2), default=20, help="rounds, each with and without scrapes"
+    )
+    parser.add_argument(
+        "--micro-batch-size", type=whole_number(1), default=4, help="sequences per forward pass"
+    )
+    parser.add_argument("--seq-len", type=whole_number(1), default=128, help="sequence length")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -36,7 +40,7 @@ def exporter(options: argparse.Namespace) -> None:
     """Measure and print."""
     import torch
 
-    # DeepSpeed, which this room loads, logs to what stdout is at its import: keep it out of --json.
+    # DeepSpeed, which this package loads, logs to what stdout is at its import: keep it out of --json.
     with contextlib.redirect_stdout(sys.stderr):
         from sgt_ds.training import bench_exporter
 
@@ -63,7 +67,7 @@ def exporter(options: argparse.Namespace) -> None:
         f"{100 * bench.ratio_at_interval:.4f}% of the time every {bench.interval_seconds:g} s"
     )
     print(
-        f"step while scraped     {bench.clock_ratio:8.4f} of one that is not, at five scrapes a "
+        f"step while scraped     {bench.clock_ratio:8.4f} of one without, at five scrapes per "
         f"second (quartiles {low:.4f}-{high:.4f})"
     )
     print(

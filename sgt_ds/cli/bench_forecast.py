@@ -1,4 +1,4 @@
-"""`sgt-ds bench forecast`: step time on hosts that nobody has measured, from measured parts."""
+"""`sgt-ds bench forecast`: step time on unmeasured numbers of hosts, from measured parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COUNTS = {
     *("ranks", "global_batch_size"),
 }
 TIMES = {"step_seconds", "growth_collective_seconds"}
-REMEDY = "give what `sgt-ds bench scaling RUN.yaml --gpus 1,2 --json` printed"
+REMEDY = "give the output of `sgt-ds bench scaling RUN.yaml --gpus 1,2 --json`"
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -44,7 +44,7 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "forecast",
-        "Forecast step times on several hosts from what `bench scaling --json` measured on one.",
+        "Forecast step times on several hosts from `bench scaling --json` measurements of one.",
         "sgt-ds bench forecast points.json --hosts 2 4 8 --gpus-per-host 8 --link 200 400",
         forecast,
     )
@@ -52,7 +52,7 @@ def register(group: Subparsers[Parser]) -> None:
         "points",
         type=Path,
         metavar="POINTS.json",
-        help="of bench scaling --json or bench train --json",
+        help="output of bench scaling --json or bench train --json",
     )
     parser.add_argument(
         "--hosts",
@@ -60,13 +60,13 @@ def register(group: Subparsers[Parser]) -> None:
         type=whole_number(1, 10**5),
         default=HOSTS,
         metavar="H",
-        help="how many, one or more numbers",
+        help="numbers of hosts, one or more",
     )
     parser.add_argument(
         "--gpus-per-host",
         type=whole_number(1, 1024),
         metavar="N",
-        help="default: the most ranks of the points",
+        help="GPUs per host (default: the largest number of ranks measured)",
     )
     parser.add_argument(
         "--link",
@@ -74,25 +74,25 @@ def register(group: Subparsers[Parser]) -> None:
         type=real_number(0, 10**5, above=True),
         default=LINKS,
         metavar="GBPS",
-        help="gigabits per second of one host's network, all its cards together",
+        help="network bandwidth of one host, all its NICs together, in Gbit/s",
     )
     parser.add_argument(
         "--link-ratio",
         type=real_number(0, 1, above=True),
         default=LINK_RATIO,
-        help="share of it that collectives reach, assumed",
+        help="assumed share of the bandwidth that collectives reach",
     )
     parser.add_argument(
         "--hop-microseconds",
         type=real_number(0, 10**6),
         default=HOP_MICROSECONDS,
-        help="of a small message from host to host, assumed",
+        help="assumed latency of a small message between hosts",
     )
     parser.add_argument(
         "--global-batch",
         type=whole_number(1),
         metavar="G",
-        help="sequences of an update at every size; default: micro-batches of a rank as measured",
+        help="sequences per update at every size (default: micro-batches per rank as measured)",
     )
     parser.add_argument(
         "--bucket-elements",
@@ -112,7 +112,7 @@ def forecast(options: argparse.Namespace) -> None:
         raise UserError(
             options.points,
             None,
-            f"is no measurement of runs ({type(error).__name__}: {error}); {REMEDY}",
+            f"is not a measurement of runs ({type(error).__name__}: {error}); {REMEDY}",
         ) from None
     bucket = options.bucket_elements or document["setting"]["bucket_elements"]
     if options.json:
@@ -137,8 +137,8 @@ def forecast(options: argparse.Namespace) -> None:
         worst = max(abs(check["error_ratio"]) for check in checks)
         if worst > LARGE_ERROR:
             print(
-                f"warning: {variant}: the model misses a point that was measured by "
-                f"{100 * worst:.0f}%; measure again on an idle machine before you rely on this",
+                f"warning: {variant}: the model misses a measured point by "
+                f"{100 * worst:.0f}%; measure again on an idle machine before relying on this",
                 file=sys.stderr,
             )
     left_out = "no rank is late, no other job is on the network"
@@ -146,7 +146,8 @@ def forecast(options: argparse.Namespace) -> None:
         left_out += ", and more buckets cost the cards nothing"
     print(
         f"FORECAST, not measured: {per_host} GPUs a host, collectives reach "
-        f"{100 * options.link_ratio:g}% of a link, {options.hop_microseconds:g} µs a hop, buckets of "
+        f"{100 * options.link_ratio:g}% of a link, {options.hop_microseconds:g} µs a hop, buckets "
+        "of "
         f"{bucket / 1e6:g} M elements; {left_out}"
     )
 
@@ -181,7 +182,9 @@ def _answers(
                     rows.append(forecast_one(model, base, network, gigabits, micro_batches))
         answers[variant] = (checks, rows)
     if not any(rows for _, rows in answers.values()):
-        raise UserError("--global-batch", None, "divides at none of these sizes; give another")
+        raise UserError(
+            "--global-batch", None, "cannot be divided at any of these sizes; give another"
+        )
     return answers, per_host
 
 
@@ -193,7 +196,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(path, None, f"is no JSON ({error}); {REMEDY}") from None
+        raise UserError(path, None, f"is not valid JSON ({error}); {REMEDY}") from None
     if isinstance(document, dict) and "weak" in document:  # of `bench scaling`
         document = document["weak"]
     wanted = {"setting", "runs", "collectives"}
@@ -201,13 +204,15 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(
             path,
             None,
-            f"is no measurement of runs; {REMEDY}, or `bench train --json`",
+            f"is not a measurement of runs; {REMEDY}, or `bench train --json`",
         )
     for field, number in _numbers(document):
         _, _, key = field.rpartition(".")
         least = 1 if key in COUNTS else 0 if key in TIMES or ".parts." in field else -(2**63)
         if not least <= number < 2**63:
-            raise UserError(path, field, f"{str(number)[:25]} is no measurement; measure again")
+            raise UserError(
+                path, field, f"{str(number)[:25]} is not a valid measurement; measure again"
+            )
     return document
 
 
@@ -233,11 +238,11 @@ def _links(document: dict[str, Any], path: Path) -> dict[int, Link]:
             raise UserError(
                 path,
                 f"collectives.{ranks}.all_reduce",
-                f"{error}; measure again on a host that does nothing else",
+                f"{error}; measure again on an otherwise idle host",
             ) from None
     if not links:
         raise UserError(
-            path, "collectives", "are of one rank only; measure with --num-gpus 1 2 or more"
+            path, "collectives", "cover one rank only; measure with --num-gpus 1 2 or more"
         )
     return {1: Link(float("inf"), 0.0), **links}
 
@@ -296,7 +301,7 @@ def _micro_batches(
 def _print_table(
     variant: str, checks: Sequence[dict[str, float]], rows: Sequence[Forecast]
 ) -> None:
-    print(f"{variant}: the model beside the points it was fitted to")
+    print(f"{variant}: the model against the points it was fitted to")
     for point in checks:
         print(
             f"  {point['ranks']:6.0f} ranks  measured {point['measured_seconds']:8.4f} s  "

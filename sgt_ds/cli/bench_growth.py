@@ -1,4 +1,4 @@
-"""`sgt-ds bench growth`: what growing costs in time, first and with what was compiled before."""
+"""`sgt-ds bench growth`: what growing costs a run in time, with a cold and a warm compile cache."""
 
 from __future__ import annotations
 
@@ -22,26 +22,36 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "growth",
-        "Time what each growth event costs a run: with nothing compiled before, and restarted on a "
-        "new machine with what the first run kept.",
+        "Time what each growth event costs a run: with a cold compile cache, and restarted on a "
+        "new machine with the cache that the first run kept.",
         "sgt-ds bench growth run.yaml --num-gpus 2 --window 8",
         growth,
     )
-    add_run(parser, "model, data, batch, growth")
+    add_run(parser, "run configuration: model, data, batch, growth")
     parser.add_argument(
-        "--num-gpus", type=whole_number(1, MAX_RANKS), default=1, metavar="N", help="ranks"
+        "--num-gpus",
+        type=whole_number(1, MAX_RANKS),
+        default=1,
+        metavar="N",
+        help="number of ranks",
     )
     parser.add_argument(
-        "--micro-batches", type=whole_number(1), default=1, metavar="A", help="of an update"
+        "--micro-batches",
+        type=whole_number(1),
+        default=1,
+        metavar="A",
+        help="micro-batches per update",
     )
     parser.add_argument(
         "--window",
         type=whole_number(4),
         default=8,
         metavar="U",
-        help="updates before the first decision and between two (default: 8)",
+        help="updates before the first decision and between decisions (default: 8)",
     )
-    parser.add_argument("--scratch", type=Path, metavar="DIR", help="for the runs' own directories")
+    parser.add_argument(
+        "--scratch", type=Path, metavar="DIR", help="directory for the run directories"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -54,12 +64,12 @@ def growth(options: argparse.Namespace) -> None:
 
     config = load_run_config(options.run, options.overrides)
     if not config.training.compile:
-        message = "is false, so that nothing is compiled; set it to true"
+        message = "is false, so nothing is compiled; set it to true"
         raise UserError(options.run, "training.compile", message)
     if config.method != "sgt":
         raise UserError(options.run, "method", f"is {config.method}; bench growth measures sgt")
     layers = config.growth.layers
-    assert isinstance(layers, int), "sgt takes their number"
+    assert isinstance(layers, int), "sgt takes the number of layers"
     events = layers * config.growth.k_max
     words = _words(options, options.window * (events + 2), config.training.micro_batch_size)
     gpu_arguments(options.num_gpus)
@@ -150,7 +160,7 @@ def _print(
     for name, told in runs.items():
         print(
             f"{name}: first update {told['first_update_excess_seconds']:.2f} s, growth "
-            f"{told['growth_seconds']:.2f} s in {told['events']} of {events} events that can be, "
-            "beyond what such updates take otherwise"
+            f"{told['growth_seconds']:.2f} s in {told['events']} of {events} possible events, "
+            "beyond what such updates otherwise take"
         )
     print(f"kept: {size / 1e6:.1f} MB of compiled code")

@@ -1,4 +1,4 @@
-"""`sgt-ds bench inference`: prefill and decode of exports, vanilla beside loops."""
+"""`sgt-ds bench inference`: prefill and decode of exports, with and without loops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "inference",
-        "Time prefill and decode of exports: vanilla beside loops, in turns.",
+        "Time prefill and decode of exports: vanilla beside loops, interleaved.",
         "sgt-ds bench inference --preset 573m --dtype bf16 --device cuda",
         inference,
     )
@@ -37,25 +37,39 @@ def register(group: Subparsers[Parser]) -> None:
         help="beside vanilla: sgt:K, attention_loop:K, block_loop:K (default: sgt:1 sgt:2 sgt:3 "
         "block_loop:1)",
     )
-    parser.add_argument("--layers", type=whole_number(1), default=3, help="that loop, the deepest")
-    parser.add_argument("--heads", type=whole_number(1), default=2, help="that loop, of SGT")
+    parser.add_argument(
+        "--layers",
+        type=whole_number(1),
+        default=3,
+        help="number of looping layers, the deepest ones",
+    )
+    parser.add_argument("--heads", type=whole_number(1), default=2, help="heads that loop (SGT)")
     parser.add_argument(
         "--batch",
         type=whole_number(1, 10**6),
         nargs="+",
         default=[1, 2, 4],
         metavar="B",
-        help="sequences at once, one or more numbers",
+        help="batch sizes, one or more",
     )
     parser.add_argument(
-        "--prompt", type=whole_number(1, 10**6), default=128, metavar="N", help="its tokens"
+        "--prompt",
+        type=whole_number(1, 10**6),
+        default=128,
+        metavar="N",
+        help="prompt length in tokens",
     )
     parser.add_argument(
         "--generate", type=whole_number(1, 10**6), default=128, metavar="N", help="tokens decoded"
     )
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of everything")
     parser.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any"
+        "--dtype", choices=["fp32", "bf16"], default="fp32", help="dtype of weights and activations"
+    )
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto uses a GPU if there is one",
     )
     parser.add_argument(
         "--mode",
@@ -64,7 +78,7 @@ def register(group: Subparsers[Parser]) -> None:
         help="compiled: static cache, and CUDA graphs on a GPU (auto: compiled on a GPU)",
     )
     parser.add_argument(
-        "--rounds", type=whole_number(1, 10**6), default=5, help="turns that each case has"
+        "--rounds", type=whole_number(1, 10**6), default=5, help="rounds over all cases"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -1,4 +1,4 @@
-"""`sgt-ds bench prepare`: preparation beside the bare tokenizer and a peer."""
+"""`sgt-ds bench prepare`: preparation compared with the bare tokenizer and datatrove."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "prepare",
-        "Time data preparation beside the bare tokenizer's batch encode, on the same documents.",
+        "Compare data preparation with the bare tokenizer's batch encode on the same documents.",
         "sgt-ds bench prepare 'c4/en/*.json.gz' --tokenizer tokenizer.json --workers 2",
         prepare,
     )
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="C4 files, globs or URLs")
     parser.add_argument(
-        "--tokenizer", type=Path, required=True, metavar="FILE", help="as prepare's"
+        "--tokenizer",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="tokenizer, as for data prepare",
     )
-    parser.add_argument("--workers", type=whole_number(2), default=2, help="processes beside one")
     parser.add_argument(
-        "--rounds", type=whole_number(1), default=5, help="rounds of all cases in turn"
+        "--workers", type=whole_number(2), default=2, help="processes to compare with one"
     )
+    parser.add_argument("--rounds", type=whole_number(1), default=5, help="rounds over all cases")
     parser.add_argument(
         "--text-bytes",
         type=whole_number(1),
         default=16_000_000,
         metavar="B",
-        help="of documents to read",
+        help="bytes of text to read",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -62,7 +66,7 @@ def prepare(options: argparse.Namespace) -> None:
         )
     fast = bench.per_core_ratio_fast
     print(
-        f"a core gives {bench.per_core_ratio:.3f} of the bare batch encode"
+        f"one core reaches {bench.per_core_ratio:.3f} of the bare batch encode"
         + (f", {fast:.3f} of the one without offsets" if fast else "")
         + (f", {bench.peer_ratio:.2f} times datatrove" if bench.peer_ratio else "")
         + f"; {bench.workers} workers {bench.speedup_cpu_ratio:.2f} of one by CPU time, "

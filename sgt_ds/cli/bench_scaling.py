@@ -1,4 +1,4 @@
-"""`sgt-ds bench scaling`: whole runs on more and more ranks of this host, weak and strong."""
+"""`sgt-ds bench scaling`: whole runs on increasing numbers of ranks, weak and strong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "scaling",
-        "Time whole runs on more and more ranks: as much work on each, and the same work in all.",
+        "Time whole runs on increasing numbers of ranks: weak scaling, and strong scaling on "
+        "request.",
         "sgt-ds bench scaling run.yaml --gpus 1,2,4,8 --micro-batches 8 --global-batch 1024",
         scaling,
     )
@@ -34,13 +35,13 @@ def register(group: Subparsers[Parser]) -> None:
         type=_numbers,
         default=[1, 2],
         metavar="N,N,…",
-        help="ranks, fewest first (default: 1,2)",
+        help="numbers of ranks, ascending (default: 1,2)",
     )
     parser.add_argument(
         "--global-batch",
         type=whole_number(1),
         metavar="G",
-        help="also with so many sequences in every update (strong scaling)",
+        help="also measure strong scaling with this many sequences per update",
     )
     add_run_options(parser, VARIANTS)
 

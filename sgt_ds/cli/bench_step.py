@@ -1,4 +1,4 @@
-"""`sgt-ds bench step`: one training step of a method beside vanilla."""
+"""`sgt-ds bench step`: one training step of a method compared with vanilla."""
 
 from __future__ import annotations
 
@@ -34,39 +34,56 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "step",
-        "Time one training step of a method beside vanilla, and beside what its FLOPs say.",
+        "Compare the time of one training step with vanilla's, and with what its FLOPs predict.",
         "sgt-ds bench step --preset demo --k-max 2 --micro-batch-size 8 --seq-len 256",
         step,
     )
     parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
-    parser.add_argument("--method", choices=list(POLICIES), default="sgt", help="what loops")
+    parser.add_argument("--method", choices=list(POLICIES), default="sgt", help="growth method")
     parser.add_argument(
         "--k-max", type=whole_number(1), default=2, help="passes after the main one"
     )
     parser.add_argument(
-        "--layers", type=whole_number(1), default=3, help="looping layers, the deepest"
+        "--layers",
+        type=whole_number(1),
+        default=3,
+        help="number of looping layers, the deepest ones",
     )
-    parser.add_argument("--heads", type=whole_number(1), default=2, help="heads that loop")
-    parser.add_argument("--entry", choices=get_args(Entry), default="decay", help="entry of a loop")
+    parser.add_argument(
+        "--heads", type=whole_number(1), default=2, help="heads that loop per layer"
+    )
+    parser.add_argument(
+        "--entry", choices=get_args(Entry), default="decay", help="how a loop enters"
+    )
     parser.add_argument("--entering", action="store_true", help="time an entry window too")
-    parser.add_argument("--micro-batch-size", type=whole_number(1), default=8, help="sequences")
+    parser.add_argument(
+        "--micro-batch-size", type=whole_number(1), default=8, help="sequences per forward pass"
+    )
     parser.add_argument(
         "--micro-batches",
         type=whole_number(1),
         default=1,
-        help="added up before each optimizer step; with several the device has work queued, as in a run",
+        help="micro-batches accumulated before each optimizer step; with several, the device has "
+        "work queued, as in a run",
+    )
+    parser.add_argument("--seq-len", type=whole_number(1), default=256, help="sequence length")
+    parser.add_argument(
+        "--dtype", choices=["fp32", "bf16"], default="fp32", help="dtype of weights and activations"
     )
     parser.add_argument(
-        "--seq-len", type=whole_number(1), default=256, help="positions of a sequence"
-    )
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of everything")
-    parser.add_argument(
-        "--fp8", action="store_true", help="the blocks' products in float8; with --dtype bf16"
+        "--fp8",
+        action="store_true",
+        help="compute the blocks' matrix products in float8; needs --dtype bf16",
     )
     parser.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if any"
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto uses a GPU if there is one",
     )
-    parser.add_argument("--mode", choices=list(MODES), default="both", help="with torch.compile?")
+    parser.add_argument(
+        "--mode", choices=list(MODES), default="both", help="with or without torch.compile"
+    )
     parser.add_argument(
         "--rounds", type=whole_number(1), default=10, help="timed steps of each case"
     )
@@ -82,7 +99,7 @@ def step(options: argparse.Namespace) -> None:
 
     import torch
 
-    # DeepSpeed, which this room loads, logs to what stdout is at its import: keep it out of --json.
+    # DeepSpeed, which this package loads, logs to what stdout is at its import: keep it out of --json.
     with contextlib.redirect_stdout(sys.stderr):
         from sgt_ds.training import Setting, bench_as_json, bench_step, measure_roofline
 
@@ -124,13 +141,13 @@ def _check_float8(setting: Setting) -> None:
     from sgt_ds.model import float8_fault
 
     if setting.dtype is not torch.bfloat16:
-        raise UserError("--fp8", None, "goes with --dtype bf16; give both")
+        raise UserError("--fp8", None, "needs --dtype bf16; give both")
     for _, fault in float8_faults(setting.model, setting.sequence_length):
         raise UserError("--seq-len", None, fault)  # the presets' own sizes are multiples
     if lacking := float8_fault(setting.device):
         raise UserError("--fp8", None, f"there is {lacking}; leave it out")
     if setting.device.type == "cpu":
-        warn("bench step", ["--fp8: a CPU imitates float8, many times slower than bf16"])
+        warn("bench step", ["--fp8: a CPU emulates float8, many times slower than bf16"])
 
 
 def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
@@ -160,6 +177,7 @@ def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
     print("step, fwd+bwd, FLOPs: ratios to vanilla; excess: (fwd+bwd - 1) / (FLOPs - 1)")
     copied = document["roofline"]["copy_bytes_per_second"]
     print(
-        f"roof: FLOPs/s over those of a plain product of {document['roofline']['product_size']}³, "
+        "roof: FLOPs/s relative to a plain matrix product of "
+        f"{document['roofline']['product_size']}³, "
         f"{roof / 1e12:.4g} TFLOP/s (a plain copy reads and writes {copied / 1e12:.3g} TB/s)"
     )

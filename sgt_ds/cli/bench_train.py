@@ -1,4 +1,4 @@
-"""`sgt-ds bench train`: methods and numbers of ranks beside each other, in whole runs."""
+"""`sgt-ds bench train`: methods and numbers of ranks compared, in whole runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "train",
-        "Time whole runs through the launcher: methods beside vanilla, on 1, 2, … ranks.",
+        "Time whole runs through the launcher: methods against vanilla, on 1, 2, … ranks.",
         "sgt-ds bench train run.yaml --num-gpus 1 2 4 8 --variants vanilla sgt:3",
         train,
     )
@@ -35,20 +35,20 @@ def register(group: Subparsers[Parser]) -> None:
         type=whole_number(1, MAX_RANKS),
         default=[1],
         metavar="N",
-        help="ranks",
+        help="numbers of ranks",
     )
     parser.add_argument(
         "--global-batch",
         type=whole_number(1),
         metavar="G",
-        help="sequences of an update at every number of ranks (strong scaling)",
+        help="sequences per update at every number of ranks (strong scaling)",
     )
     add_run_options(parser, VARIANTS)
 
 
 def add_run_options(parser: Parser, variants: Sequence[str]) -> None:
     """Add what every bench of whole runs asks: the run file, the variants, how long, how often."""
-    add_run(parser, "model, data, batch, DeepSpeed")
+    add_run(parser, "run configuration: model, data, batch, DeepSpeed")
     parser.add_argument(
         "--variants",
         nargs="+",
@@ -61,16 +61,25 @@ def add_run_options(parser: Parser, variants: Sequence[str]) -> None:
         type=whole_number(1),
         default=1,
         metavar="A",
-        help="of an update on each rank: the batch grows with the ranks (weak scaling)",
+        help="micro-batches per update on each rank: the batch grows with the ranks (weak scaling)",
     )
-    parser.add_argument("--updates", type=whole_number(1), default=4, help="of one interval")
-    parser.add_argument("--intervals", type=whole_number(1), default=5, help="timed, of each run")
-    parser.add_argument("--warm-up", type=whole_number(1), default=1, help="intervals before them")
+    parser.add_argument("--updates", type=whole_number(1), default=4, help="updates per interval")
     parser.add_argument(
-        "--repeats", type=whole_number(1), default=1, help="of all runs, in turned order"
+        "--intervals", type=whole_number(1), default=5, help="timed intervals of each run"
     )
-    parser.add_argument("--heads", type=whole_number(1), default=2, help="that loop in sgt:K")
-    parser.add_argument("--scratch", type=Path, metavar="DIR", help="for the runs' own directories")
+    parser.add_argument(
+        "--warm-up", type=whole_number(1), default=1, help="warm-up intervals before them"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=whole_number(1),
+        default=1,
+        help="repeats of all runs, in alternating order",
+    )
+    parser.add_argument("--heads", type=whole_number(1), default=2, help="heads that loop in sgt:K")
+    parser.add_argument(
+        "--scratch", type=Path, metavar="DIR", help="directory for the run directories"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -142,7 +151,7 @@ def setting_of(options: argparse.Namespace, global_batch_size: int | None) -> Ru
             raise UserError(
                 "--global-batch",
                 None,
-                f"{sequences} is no multiple of {micro} sequences on each of {ranks} ranks",
+                f"{sequences} is not a multiple of {micro} sequences on each of {ranks} ranks",
             )
     for option, given in (("--variants", options.variants), ("--num-gpus", options.num_gpus)):
         if len(set(given)) < len(given):
@@ -228,7 +237,7 @@ def _setting(config: RunConfig, ranks: int, config_file: Path) -> dict[str, Any]
 
 
 def print_table(setting: RunSetting, measured: Measured) -> None:
-    """Print a line a run, what its updates are made of, and the roof over them."""
+    """Print one line per run, what its updates are made of, and the roof over them."""
     from sgt_ds.launch import with_ratios
 
     figures = with_ratios(measured.figures)
@@ -252,17 +261,19 @@ def print_table(setting: RunSetting, measured: Measured) -> None:
         )
     for run in figures:
         shares = "  ".join(f"{part} {100 * share:.1f}%" for part, share in run.parts.items())
-        print(f"parts of an update, {run.variant} on {run.ranks}: {shares}")
+        print(f"phases of an update, {run.variant} on {run.ranks}: {shares}")
     size, copied = measured.roofline["product_size"], measured.roofline["copy_bytes_per_second"]
     print(
         f"s/update: median of {setting.intervals} intervals of {setting.updates} updates, after "
-        f"{setting.warm_up} to warm up; roof: FLOPs/s over those of a plain product of {size}³ in "
-        f"{measured.setting['precision']} on one rank alone, {roof / 1e12:.4g} TFLOP/s (a plain copy "
+        f"{setting.warm_up} to warm up; roof: FLOPs/s relative to a plain matrix product of "
+        f"{size}³ in "
+        f"{measured.setting['precision']} on one rank alone, {roof / 1e12:.4g} TFLOP/s (a plain "
+        "copy "
         f"reads and writes {copied / 1e12:.3g} TB/s)"
     )
     print(
-        "time, FLOPs: added to vanilla's on as many ranks; excess: the one over the other; "
-        "scaling: tokens/s/rank over those of the fewest ranks; spread: between ranks"
+        "time, FLOPs: added to vanilla's on the same ranks; excess: their ratio; scaling: "
+        "tokens/s/rank relative to the fewest ranks; spread: between ranks"
     )
 
 

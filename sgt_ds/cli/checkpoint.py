@@ -19,17 +19,19 @@ def register(commands: Subparsers[Parser]) -> None:
         "sgt-ds checkpoint list runs/573m-sgt",
         show,
     )
-    listing.add_argument("directory", type=Path, metavar="DIR", help="run, or its checkpoints/")
+    listing.add_argument(
+        "directory", type=Path, metavar="DIR", help="run directory, or its checkpoints/"
+    )
     listing.add_argument("--json", action="store_true", help="print JSON")
     verifying = add_command(
         group,
         "verify",
-        "Read every file of one checkpoint, or of all in a run, and name what is wrong.",
+        "Read every file of one checkpoint, or of all in a run, and report what is wrong.",
         "sgt-ds checkpoint verify runs/573m-sgt",
         check,
     )
     verifying.add_argument(
-        "directory", type=Path, metavar="DIR", help="checkpoint, run, or its checkpoints/"
+        "directory", type=Path, metavar="DIR", help="checkpoint, run directory, or its checkpoints/"
     )
     verifying.add_argument("--json", action="store_true", help="print JSON")
 
@@ -111,8 +113,8 @@ def _remedy(given: Path, report: list[tuple[Path, list[str]]]) -> str:
     if good is not None:
         return f"; use {good.name}"
     if [path for path, _ in report] == [given]:
-        return f"; use another one, `sgt-ds checkpoint verify {given.parent}` tells which are good"
-    return "; none here is good, copy them back from elsewhere or train anew"
+        return f"; use another one: `sgt-ds checkpoint verify {given.parent}` lists the good ones"
+    return "; none here is good; restore them from a copy, or retrain"
 
 
 def _folder(directory: Path) -> Path:

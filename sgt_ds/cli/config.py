@@ -12,7 +12,7 @@ def register(commands: Subparsers[Parser]) -> None:
     parser = add_command(
         commands,
         "config",
-        "Print the resolved run configuration, each key with its meaning.",
+        "Print the resolved run configuration, with a description of each key.",
         "sgt-ds config RUN.yaml growth.k_max=2",
         show,
     )

@@ -1,4 +1,4 @@
-"""`sgt-ds convert`: a checkpoint to a folder that `transformers` loads."""
+"""`sgt-ds convert`: from a checkpoint to a folder that `transformers` loads."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def register(commands: Subparsers[Parser]) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
-        "--tag", metavar="T", help="checkpoint's name or step (default: the newest)"
+        "--tag", metavar="T", help="name or step of the checkpoint (default: the newest)"
     )
     parser.add_argument(
-        "--dtype", choices=("bf16", "fp32", "fp16"), default="bf16", help="of the weights"
+        "--dtype", choices=("bf16", "fp32", "fp16"), default="bf16", help="dtype of the weights"
     )
     parser.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="largest file of weights"
+        "--max-shard-size", default="5GB", metavar="SIZE", help="largest size of a weight file"
     )
     parser.add_argument(
         "--trim-vocab",
         action="store_true",
-        help="cut the rows that pad the vocabulary (default: keep them)",
+        help="drop the rows that pad the vocabulary (default: keep them)",
     )
     parser.add_argument(
         "--tokenizer",
         metavar="FILE",
-        help="tokenizer in place of the run's own; `none` exports without",
+        help="tokenizer to use instead of the run's; `none` exports without one",
     )
     parser.add_argument("--json", action="store_true", help="print a report as JSON")
 
@@ -70,6 +70,6 @@ def run(options: argparse.Namespace) -> None:
         f"{len(report['files'])} file(s), checked against {report['world_size']} partition(s)"
     )
     if report["entering"]:
-        print("a loop was entering at this step: its factors are in config.json")
+        print("a loop was entering at this step; its factors are in config.json")
     if not report["tokenizer"]:
-        print("without a tokenizer: the run names none, or --tokenizer none was given")
+        print("exported without a tokenizer: the run names none, or --tokenizer none was given")

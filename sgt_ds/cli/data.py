@@ -1,4 +1,4 @@
-"""`sgt-ds data`: prepare token shards, verify them, look into them."""
+"""`sgt-ds data`: prepare, verify and inspect token shards."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from sgt_ds.cli.frame import (
 
 def register(commands: Subparsers[Parser]) -> None:
     """Add the commands."""
-    group = add_group(commands, "data", "Prepare token shards, verify them, look into them.")
+    group = add_group(commands, "data", "Prepare, verify and inspect token shards.")
     _register_prepare(group)
     parser = add_command(
         group,
         "verify",
-        "Read a prepared set and name every file that is missing, foreign, cut short or changed.",
+        "Read a prepared set and report every file that is missing, unexpected, truncated or "
+        "changed.",
         "sgt-ds data verify shards/c4",
         verify_set,
     )
@@ -50,7 +51,7 @@ def register(commands: Subparsers[Parser]) -> None:
         type=whole_number(),
         default=200,
         metavar="N",
-        help="tokens of it (default: 200)",
+        help="tokens of it to show (default: 200)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -59,7 +60,7 @@ def _register_prepare(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "prepare",
-        "Turn C4 files into token shards; the same command goes on after an interruption.",
+        "Turn C4 files into token shards; after an interruption the same command continues.",
         "sgt-ds data prepare 'c4/en/*.json.gz' --tokenizer tokenizer.json --out shards/c4",
         prepare_set,
     )
@@ -67,24 +68,31 @@ def _register_prepare(group: Subparsers[Parser]) -> None:
     add("inputs", nargs="+", metavar="INPUT", help="files, globs or URLs (.json, .gz, .zst)")
     add("--tokenizer", type=Path, required=True, metavar="FILE",
         help="Hugging Face tokenizers JSON, or SentencePiece .model")  # fmt: skip
-    add("--out", type=Path, required=True, metavar="DIR", help="set to write")
+    add("--out", type=Path, required=True, metavar="DIR", help="directory of the set to write")
     add("--workers", type=whole_number(), default=0, metavar="N",
-        help="processes (default: one a core); mpirun -n N starts its own")  # fmt: skip
+        help="worker processes (default: one per core); mpirun -n N starts its own")  # fmt: skip
     add("--holdout", type=real_number(0, 1), default=0.0, metavar="SHARE",
-        help="share of the documents, by a hash of their text, for a second set")  # fmt: skip
-    add("--holdout-out", type=Path, metavar="DIR", help="where that second set goes")
-    add("--eos", metavar="TOKEN", help="token that ends a document, if the file does not tell")
+        help="share of the documents held out for a second set, chosen by a hash of their "
+        "text")  # fmt: skip
+    add("--holdout-out", type=Path, metavar="DIR", help="directory of that second set")
+    add(
+        "--eos",
+        metavar="TOKEN",
+        help="token that ends a document, if the tokenizer file does not say",
+    )
     add("--bos", action="store_true", help="put a BOS before each document too")
     add("--special-tokens", action="store_true",
-        help="read special tokens spelt in a text as such (default: they are text)")  # fmt: skip
+        help="parse special tokens spelled out in the text (default: treat them as "
+        "text)")  # fmt: skip
     add("--max-document-bytes", type=whole_number(1), default=4_000_000, metavar="B",
-        help="larger documents are damage (default: 4 MB; a tokenizer needs ~100 times this)")  # fmt: skip
+        help="count larger documents as damaged (default: 4 MB; a tokenizer needs ~100 times "
+        "this)")  # fmt: skip
     add("--shard-tokens", type=whole_number(1), default=1 << 28, metavar="N",
-        help="start a new shard after so many tokens of a file (default: 2^28)")  # fmt: skip
+        help="start a new shard after this many tokens of a file (default: 2^28)")  # fmt: skip
     add("--on-error", choices=("stop", "skip"), default="stop",
-        help="at a damaged document or file: stop (default), or skip and list it")  # fmt: skip
+        help="on a damaged document or file: stop (default), or skip and list it")  # fmt: skip
     add("--max-bad-fraction", type=real_number(0, 1), default=0.001, metavar="F",
-        help="with skip: fail where more than this share is damaged (default: 0.001)")  # fmt: skip
+        help="with skip: fail if more than this share is damaged (default: 0.001)")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
 
 
@@ -134,7 +142,7 @@ def verify_set(options: argparse.Namespace) -> int:
         print("\n".join(faults))
     if faults:
         foreign = all(fault.endswith("; remove it") for fault in faults)
-        remedy = "" if foreign else "; prepare the set again, or fetch those files"
+        remedy = "" if foreign else "; prepare the set again, or fetch those files again"
         count = f"{len(faults)} faults, first" if len(faults) > 1 else "one fault,"
         raise UserError(options.directory, None, f"{count} {faults[0]}{remedy}")
     return 0

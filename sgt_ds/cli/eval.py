@@ -1,4 +1,4 @@
-"""`sgt-ds eval`: tasks, perplexity, and two models compared."""
+"""`sgt-ds eval`: tasks, perplexity, and comparison of two models."""
 
 from __future__ import annotations
 
@@ -39,18 +39,22 @@ def register(commands: Subparsers[Parser]) -> None:
         "sgt-ds eval compare vanilla.jsonl sgt.jsonl",
         compare,
     )
-    parser.add_argument("first", type=Path, metavar="A", help="a file of `eval tasks --out`")
-    parser.add_argument("second", type=Path, metavar="B", help="another model's, on the same data")
-    parser.add_argument("--metric", choices=get_args(Metric), help="default: the rule's own")
+    parser.add_argument("first", type=Path, metavar="A", help="file written by `eval tasks --out`")
+    parser.add_argument(
+        "second", type=Path, metavar="B", help="the same for another model, on the same data"
+    )
+    parser.add_argument(
+        "--metric", choices=get_args(Metric), help="metric to compare (default: the rule's own)"
+    )
     parser.add_argument(
         "--resamples",
         type=whole_number(100, 10**6),
         default=10_000,
         metavar="N",
-        help="of the bootstrap",
+        help="bootstrap resamples",
     )
     parser.add_argument(
-        "--seed", type=whole_number(), default=0, metavar="S", help="of the bootstrap"
+        "--seed", type=whole_number(), default=0, metavar="S", help="random seed of the bootstrap"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -60,19 +64,23 @@ def _add_model(parser: Parser) -> None:
         "directory",
         type=Path,
         metavar="DIR",
-        help="an export, any folder that transformers loads, or a run or checkpoint",
+        help="an export, any folder that transformers can load, or a run or checkpoint",
     )
     parser.add_argument("--tag", metavar="T", help="checkpoint of a run (default: the newest)")
-    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 (default: a GPU if any)")
     parser.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32"), help="default: the files'; fp32 on a CPU"
+        "--device", metavar="D", help="cpu, cuda, cuda:1 (default: a GPU if there is one)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bf16", "fp16", "fp32"),
+        help="dtype of the weights (default: as in the files; fp32 on a CPU)",
     )
     parser.add_argument(
         "--batch-tokens",
         type=whole_number(1),
         default=4096,
         metavar="N",
-        help="padded tokens of one pass",
+        help="padded tokens per forward pass",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -87,28 +95,34 @@ def _register_tasks(group: Subparsers[Parser]) -> None:
     )
     _add_model(parser)
     parser.add_argument(
-        "--tasks", required=True, metavar="NAMES", help="by commas; `all`; `mmlu` for its groups"
+        "--tasks",
+        required=True,
+        metavar="NAMES",
+        help="comma-separated; `all`; `mmlu` for its groups",
     )
     parser.add_argument(
         "--data",
         default="datasets",
         metavar="PLACE",
-        help="folder of TASK/SPLIT.jsonl[.zst|.gz], a file, a URL, or `datasets`: "
-        "the public sets through that package",
+        help="folder of TASK/SPLIT.jsonl[.zst|.gz], a file, a URL, or `datasets` for the public "
+        "data sets through that package",
     )
     parser.add_argument(
-        "--split", default="validation", metavar="NAME", help="which part of the data set"
+        "--split", default="validation", metavar="NAME", help="split of the data set"
     )
     parser.add_argument(
         "--rule",
         choices=(*_RULE_FLAGS, "both"),
         default="olmo",
-        help="whose prompts and normalisation (docs/evaluation.md)",
+        help="rule for prompts and normalisation (docs/evaluation.md)",
     )
     parser.add_argument(
-        "--limit", type=whole_number(1), metavar="N", help="the first N items of each task"
+        "--limit",
+        type=whole_number(1),
+        metavar="N",
+        help="score only the first N items of each task",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write a line of JSON an item")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write one JSON line per item")
 
 
 def _register_perplexity(group: Subparsers[Parser]) -> None:
@@ -121,24 +135,29 @@ def _register_perplexity(group: Subparsers[Parser]) -> None:
     )
     _add_model(parser)
     parser.add_argument(
-        "data", metavar="DATA", help="a prepared set, or .txt or JSON Lines with `text`, or a URL"
+        "data", metavar="DATA", help="prepared set, .txt file, JSON Lines with `text`, or a URL"
     )
     parser.add_argument(
-        "--window", type=whole_number(1), metavar="N", help="positions (default: as trained)"
+        "--window",
+        type=whole_number(1),
+        metavar="N",
+        help="window length in positions (default: as trained)",
     )
     parser.add_argument(
-        "--stride", type=whole_number(1), metavar="S", help="new tokens a window (default: all)"
+        "--stride", type=whole_number(1), metavar="S", help="new tokens per window (default: all)"
     )
     parser.add_argument(
         "--tokens",
         type=whole_number(0),
         default=1_000_000,
         metavar="N",
-        help="tokens to read at most; 0 reads all (default: a million)",
+        help="maximum tokens to read; 0 reads all (default: a million)",
     )
-    parser.add_argument("--apart", action="store_true", help="each text by itself, not in one row")
     parser.add_argument(
-        "--extrapolate", action="store_true", help="windows of 1, 2, 3 and 4 times the length"
+        "--apart", action="store_true", help="score each text separately instead of in one row"
+    )
+    parser.add_argument(
+        "--extrapolate", action="store_true", help="also windows of 2, 3 and 4 times the length"
     )
 
 
@@ -149,7 +168,7 @@ def _check_model(directory: Path) -> None:
     if not directory.exists():
         fault = "is not there"
     elif is_set(directory):
-        fault = "is a prepared set, no model"
+        fault = "is a prepared set, not a model"
     if fault is not None:
         raise UserError(directory, None, f"{fault}; give an export, a model or a run")
 
@@ -176,7 +195,10 @@ def tasks(options: argparse.Namespace) -> None:
     _check_model(options.directory)
     usable_device(options.device)
     if options.data.partition(":")[0] == HUB and sys.stderr.isatty():  # for one who waits
-        print("eval: asking for public sets; --data FOLDER reads files instead", file=sys.stderr)
+        print(
+            "eval: loading public data sets; --data FOLDER reads local files instead",
+            file=sys.stderr,
+        )
     with in_field("--data"):
         questions = [
             load_questions(task, rule, options.data, split=options.split, limit=options.limit)
@@ -209,8 +231,8 @@ def _write_out(path: Path, results: list[TaskResult]) -> None:
         raise UserError(
             "--out",
             None,
-            f"{path} cannot be written ({error.strerror or error}); the scores above are whole, make "
-            "room or name another file to have the items too",
+            f"{path} cannot be written ({error.strerror or error}); the scores above are "
+            "complete; free space or name another file to get the items too",
         ) from None
 
 
@@ -265,11 +287,11 @@ def _windows(
     for size in asked:
         taken = min(size, longest)
         if most is not None and taken > most:
-            raise UserError(flag, None, f"{taken} exceeds the model's {most} positions; take fewer")
+            raise UserError(flag, None, f"{taken} exceeds the model's {most} positions; use fewer")
         stride = options.stride and size // window * options.stride
         found.setdefault(taken, stride and min(stride, taken))
     if asked[-1] > longest and (options.window or options.extrapolate):
-        note = f"the longest text has {longest} tokens to predict; no window is longer"
+        note = f"the longest text has {longest} tokens to predict; longer windows are cut to that"
         print(f"sgt-ds eval perplexity: {flag}: {note}", file=sys.stderr)
     return list(found.items())
 

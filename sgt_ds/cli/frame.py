@@ -1,4 +1,4 @@
-"""What every command shares: the parser's one-line errors, exit codes, JSON output."""
+"""Shared by all commands: the parser's one-line errors, exit codes, JSON output."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def add_run(parser: Parser, help_line: str, *, optional: bool = False) -> None:
         nargs="*",
         default=[],
         metavar="key=value",
-        help="dotted keys, instead of what it says",
+        help="overrides of RUN.yaml, as dotted keys",
     )
 
 

@@ -26,55 +26,81 @@ def register(commands: Subparsers[Parser]) -> None:
         "sgt-ds generate exports/573m-sgt --prompt 'Once upon a time' --temperature 0.8 --stream",
         run,
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what `sgt-ds convert` wrote")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="folder written by `sgt-ds convert`"
+    )
     given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument("--prompt", metavar="TEXT", action="append", help="may stand several times")
     given.add_argument(
-        "--prompts", metavar="FILE", type=Path, help="one prompt a line; - for stdin"
+        "--prompt", metavar="TEXT", action="append", help="text to complete; may be repeated"
+    )
+    given.add_argument(
+        "--prompts", metavar="FILE", type=Path, help="file with one prompt per line; - for stdin"
     )
     parser.add_argument(
         "--max-new-tokens",
         type=whole_number(1, 10**6),
         default=64,
         metavar="N",
-        help="of one prompt",
+        help="maximum number of new tokens per prompt",
     )
     parser.add_argument(
         "--temperature",
         type=real_number(0, 100),
         default=0.0,
         metavar="T",
-        help="0: the likeliest token",
+        help="sampling temperature; 0 always picks the most likely token",
     )
     parser.add_argument(
-        "--top-p", type=real_number(0, 1), default=1.0, metavar="P", help="1: all tokens"
+        "--top-p",
+        type=real_number(0, 1),
+        default=1.0,
+        metavar="P",
+        help="nucleus sampling threshold; 1 keeps all tokens",
     )
     parser.add_argument(
-        "--top-k", type=whole_number(), default=0, metavar="K", help="0: all tokens"
+        "--top-k",
+        type=whole_number(),
+        default=0,
+        metavar="K",
+        help="sample from the K most likely tokens; 0 keeps all",
     )
     parser.add_argument(
         "--seed",
         type=whole_number(0, 2**63 - 1),
         default=0,
         metavar="S",
-        help="of the random choice",
+        help="random seed",
     )
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="may stand several times"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text that ends a completion; may be repeated",
     )
     parser.add_argument(
-        "--batch-size", type=whole_number(1, 10**6), default=8, metavar="N", help="prompts at once"
+        "--batch-size",
+        type=whole_number(1, 10**6),
+        default=8,
+        metavar="N",
+        help="prompts per batch",
     )
-    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 (default: a GPU if any)")
-    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="default: the export's")
-    parser.add_argument("--stream", action="store_true", help="print text as it comes")
+    parser.add_argument(
+        "--device", metavar="D", help="cpu, cuda, cuda:1 (default: a GPU if there is one)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bf16", "fp16", "fp32"),
+        help="dtype of the weights (default: as in the export)",
+    )
+    parser.add_argument("--stream", action="store_true", help="print text as it is generated")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(options: argparse.Namespace) -> None:
     """Load, complete, print."""
     if options.stream and options.json:
-        raise UserError("--stream", None, "does not go with --json; choose one")
+        raise UserError("--stream", None, "cannot be combined with --json; choose one")
     prompts = options.prompt if options.prompt is not None else _read_prompts(options.prompts)
     from sgt_ds.inference import Sampling, TextGenerator, usable_device
 
@@ -113,5 +139,5 @@ def _read_prompts(path: Path) -> list[str]:
         raise UserError(path, None, f"cannot be read ({error}); give a text file") from None
     prompts = [line for line in text.splitlines() if line.strip()]
     if not prompts:
-        raise UserError(path, None, "holds no prompt; write one a line")
+        raise UserError(path, None, "holds no prompt; write one per line")
     return prompts

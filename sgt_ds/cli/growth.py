@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def register(commands: Subparsers[Parser]) -> None:
     """Add the commands."""
-    group = add_group(commands, "growth", "Replay, explain, compare, freeze and take back growth.")
+    group = add_group(commands, "growth", "Replay, explain, compare, freeze and roll back growth.")
     replaying = add_command(
         group,
         "replay",
-        "Print each change of loops that a policy makes of journalled entropies.",
+        "Print each change of loops that a policy derives from journalled entropies.",
         "sgt-ds growth replay entropies.jsonl --k-max 3 --layers 3 --heads 2 "
         "--t-start 250 --interval 250 --json",
         replay,
@@ -34,7 +34,7 @@ def register(commands: Subparsers[Parser]) -> None:
         "file",
         type=Path,
         metavar="FILE",
-        help='a run\'s growth.jsonl, or lines {"step": t, "entropy": [[head...] per layer]}',
+        help='a run\'s growth.jsonl, or plain lines {"step": t, "entropy": [[head...] per layer]}',
     )
     add_settings(replaying)
     replaying.add_argument("--json", action="store_true", help="print JSON Lines")
@@ -60,7 +60,7 @@ def register(commands: Subparsers[Parser]) -> None:
     differing = add_command(
         group,
         "diff",
-        "Print the first step at which two runs' growth parts, and why.",
+        "Print the first step at which the growth of two runs diverges, and why.",
         "sgt-ds growth diff runs/a runs/b",
         diff,
     )
@@ -113,8 +113,11 @@ def show(options: argparse.Namespace) -> None:
         print(_row(line.decision))
     if found.first_gap is not None:
         gap = found.first_gap
-        print(f"lines are missing: the loops before step {gap} follow from none that is here")
-    print("margin: standard errors between the last taken (l layer, h head) and the first left out")
+        print(f"lines are missing: no line here explains the loops before step {gap}")
+    print(
+        "margin: standard errors between the last one chosen (l layer, h head) and the first "
+        "left out"
+    )
     if found.within_noise:
         steps = ", ".join(str(step) for step in found.within_noise)
         print(f"within noise (a margin below {NOISE_STANDARD_ERRORS:g}): {steps}")
@@ -278,7 +281,7 @@ def diff(options: argparse.Namespace) -> None:
     if divergence is None:
         print(f"loops: the same at every step, up to {found.compared_to}")
         return
-    print(f"loops: part at step {divergence.step}, cause: {divergence.cause}")
+    print(f"loops: diverge at step {divergence.step}, cause: {divergence.cause}")
     for run, taken in ((options.run_a, divergence.first), (options.run_b, divergence.second)):
         print(f"  {run}: {'no decision' if taken is None else _row(taken).strip()}")
 
@@ -291,8 +294,8 @@ def freeze(options: argparse.Namespace) -> None:
     check_not_complete(options.run, "to freeze")
     request = request_freeze(options.run)
     print(
-        f"asked {options.run} to freeze its growth; remove {request} to withdraw it before the run "
-        "heeds it, at its next update; after that `sgt-ds growth rollback` takes it back"
+        f"asked {options.run} to freeze its growth; this takes effect at the next update; until "
+        f"then remove {request} to cancel, afterwards use `sgt-ds growth rollback`"
     )
 
 
@@ -313,7 +316,8 @@ def _run_journal(run: Path) -> tuple[Path, Header, Iterator[Line]]:
         raise UserError(
             path,
             "line 1",
-            "is no journal header; give a run or its growth.jsonl (plain lines: growth replay)",
+            "is not a journal header; give a run or its growth.jsonl (for plain lines use growth "
+            "replay)",
         )
     return path, header, lines
 

@@ -1,4 +1,4 @@
-"""`sgt-ds growth rollback`: go on from an earlier checkpoint, with growth frozen if asked."""
+"""`sgt-ds growth rollback`: continue from an earlier checkpoint, optionally with frozen growth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def add_rollback(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "rollback",
-        "Let a run that has ended resume from an earlier checkpoint; later ones are set aside.",
+        "Make a finished run resume from an earlier checkpoint; later ones are set aside.",
         "sgt-ds growth rollback runs/573m-sgt --to 1000 --freeze",
         rollback,
     )
@@ -26,7 +26,7 @@ def add_rollback(group: Subparsers[Parser]) -> None:
         help="resume from the newest good checkpoint at or before this step",
     )
     parser.add_argument(
-        "--freeze", action="store_true", help="freeze growth from there on, as growth freeze does"
+        "--freeze", action="store_true", help="freeze growth from there on, like growth freeze"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -41,7 +41,7 @@ def rollback(options: argparse.Namespace) -> None:
 
     run, layout = options.run, RunLayout(options.run)
     if not layout.config.exists():
-        raise UserError(run, None, "is no run directory; give the run_dir of a run")
+        raise UserError(run, None, "is not a run directory; give the run_dir of a run")
     with supervision(run):
         check_unattended(run)
         done = roll_back(run, options.to)
@@ -61,16 +61,21 @@ def rollback(options: argparse.Namespace) -> None:
         return
     print(f"{run} resumes from step {done.step}: {done.checkpoint}")
     if done.set_aside is None and done.cut:
-        print("an earlier rollback had set aside what came later; journal and metrics are cut now")
+        print("an earlier rollback set aside what came later; journal and metrics are cut now")
     elif done.set_aside is None:
-        beyond = f": the run has not come to step {options.to}" if options.to > done.step else ""
-        print(f"nothing is left to set aside{beyond}")
+        beyond = f": the run has not reached step {options.to}" if options.to > done.step else ""
+        print(f"nothing to set aside{beyond}")
     else:
         names = ", ".join(path.name for path in done.moved) or "no checkpoint"
-        print(f"set aside in {done.set_aside}: {names}; journal and metrics as they were")
+        print(f"set aside in {done.set_aside}: {names}; with journal and metrics as they were")
     if done.frozen_from is not None:
-        print(f"growth is frozen since step {done.frozen_from}; a rollback to before lets it grow")
+        print(
+            f"growth has been frozen since step {done.frozen_from}; roll back to before it to "
+            "let it grow"
+        )
     elif asked:
-        print(f"growth is frozen from there on; to let it grow, remove {layout.freeze_request}")
+        print(
+            f"growth is frozen from there on; to let it grow again, remove {layout.freeze_request}"
+        )
     elif done.thawed:
-        print("the freeze that came later is taken back: growth goes on")
+        print("the later freeze is undone: growth continues")

@@ -1,4 +1,4 @@
-"""Flags that change a growth policy, and the policy that a journal and such flags ask for."""
+"""Flags that change a growth policy, and the policy defined by a journal and such flags."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ def add_settings(parser: Parser) -> None:
         "--heads", type=whole_number(), metavar="H", help="heads of a looping layer (h)"
     )
     parser.add_argument(
-        "--loops", type=whole_number(), metavar="K", help="depth; methods other than sgt"
+        "--loops",
+        type=whole_number(),
+        metavar="K",
+        help="depth of each loop; methods other than sgt",
     )
     parser.add_argument(
         "--t-start", type=whole_number(), metavar="T", help="step of the first decision"
     )
     parser.add_argument(
-        "--interval", type=whole_number(), metavar="D", help="steps between two decisions"
+        "--interval", type=whole_number(), metavar="D", help="steps between decisions"
     )
     parser.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
     parser.add_argument(
@@ -51,13 +54,13 @@ def add_settings(parser: Parser) -> None:
         nargs="*",
         type=_numbers,
         metavar="N",
-        help="layers that never loop, as 0 or 0,1 (plain lines: 0)",
+        help="layers that never loop, e.g. 0 or 0,1 (plain lines: 0)",
     )
     parser.add_argument(
         "--entropy-ema",
         "--ema",
         type=real_number(0, 1),
-        help="weight of the past in the entropies' average (plain lines: 0)",
+        help="weight of past values in the entropies' moving average (plain lines: 0)",
     )
     parser.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
     parser.add_argument(
@@ -103,12 +106,12 @@ def policy_of(
         message = f"{error.message}; a run's journal is its growth.jsonl"
         raise UserError(path, error.field, message) from None
     if not isinstance(first, Measurement):
-        raise UserError(path, "line 1", "is a decision without a header; give the whole journal")
+        raise UserError(path, "line 1", "is a decision without a header; give the complete journal")
     method = options.method or "sgt"
     needed = _NEEDED if method == "sgt" else ("layers", "t_start", "interval")
     for flag in needed:
         if getattr(options, flag) is None:
-            raise UserError(path, _flag(flag), "is needed: plain lines bring no settings; give it")
+            raise UserError(path, _flag(flag), "is needed: plain lines carry no settings; give it")
     model = _model_of_shape(len(first.entropy), len(first.entropy[0]))
     keys = _given_keys(options, given)
     policy, settings = _build(path, method, {"entropy_ema": 0.0, **given}, model, keys)
@@ -147,7 +150,7 @@ def _build(
         raise UserError(path, place(str(detail["loc"][0])), message) from None
     for key, fault in growth_faults(method, settings, model):
         if method != "sgt" and place(key) == "--layers" and isinstance(settings.layers, int):
-            fault = f"method {method} takes a list of layers, as 1,7 or {settings.layers},"
+            fault = f"method {method} takes a list of layers, e.g. 1,7 or {settings.layers},"
         raise UserError(path, place(key), fault)
     return build_policy(method, settings, model), settings
 

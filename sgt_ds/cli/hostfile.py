@@ -1,4 +1,4 @@
-"""`sgt-ds hostfile check`: read a hostfile as strictly as `sgt-ds train`, and ask its hosts."""
+"""`sgt-ds hostfile check`: check a hostfile as strictly as `sgt-ds train`, and probe its hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def register(commands: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "check",
-        "Check a hostfile, and with --probe its hosts, and print what it means.",
+        "Check a hostfile, and with --probe its hosts, and print how it is read.",
         "sgt-ds hostfile check hostfiles/cluster --probe --shared runs",
         check,
     )
@@ -22,21 +22,24 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--probe",
         action="store_true",
-        help="ask every host by ssh: versions, GPUs, clock, free ports, shared directory",
+        help="query every host by ssh: versions, GPUs, clock, free ports, shared directory",
     )
     parser.add_argument(
         "--shared",
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="directory that all hosts must see, as the run directory's (default: the current one)",
+        help="directory that all hosts must see, e.g. the parent of the run directory (default: "
+        "the current one)",
     )
     port = whole_number(1, 65535)
-    parser.add_argument("--ssh-port", type=port, help="port of sshd on the hosts")
+    parser.add_argument("--ssh-port", type=port, help="sshd port on the hosts")
     parser.add_argument(
-        "--metrics-port", type=port, default=9400, help="port of a host's first rank"
+        "--metrics-port", type=port, default=9400, help="telemetry port of a host's first rank"
     )
-    parser.add_argument("--master-port", type=port, default=29500, help="port of the first host")
+    parser.add_argument(
+        "--master-port", type=port, default=29500, help="rendezvous port of the first host"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

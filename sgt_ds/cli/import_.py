@@ -1,4 +1,4 @@
-"""`sgt-ds import`: a LLaMA of Hugging Face to a start for training."""
+"""`sgt-ds import`: from a Hugging Face LLaMA to a training start."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ def register(commands: Subparsers[Parser]) -> None:
     parser = add_command(
         commands,
         "import",
-        "Make a training start from a LLaMA-architecture model (a run names it as `init`).",
+        "Turn a LLaMA-architecture model into starting weights (set as `init` of a run).",
         "sgt-ds import models/smollm2-135m --out starts/smollm2-135m",
         run,
     )
     parser.add_argument(
-        "directory", type=Path, metavar="HF_DIR", help="config.json and safetensors of a LLaMA"
+        "directory",
+        type=Path,
+        metavar="HF_DIR",
+        help="folder with config.json and safetensors of a LLaMA",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
         "--vocab-size",
         type=whole_number(1),
         metavar="V",
-        help="ids of the tokenizer, where the model's rows are padded (default: all rows)",
+        help="number of tokenizer ids, if the model's rows are padded (default: all rows)",
     )
     parser.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="largest file of weights"
+        "--max-shard-size", default="5GB", metavar="SIZE", help="largest size of a weight file"
     )
     parser.add_argument("--json", action="store_true", help="print a report as JSON")
 
@@ -56,11 +59,11 @@ def run(options: argparse.Namespace) -> None:
         return
     print(f"{report['out']}: {report['parameters']:,} parameters, float32")
     if report["untied"]:
-        print("embedding and output matrix, one in the source, are two from here on")
+        print("embedding and output matrix are shared in the source and separate from here on")
     if report["repeated_key_value_heads"] > 1:
         print(
-            f"each key-value head stands {report['repeated_key_value_heads']} times: the same "
-            "function, as attention with as many key-value heads as heads"
+            f"each key-value head is repeated {report['repeated_key_value_heads']} times: the "
+            "same function, with as many key-value heads as heads"
         )
     if report["padding_rows"]:
         print(f"{report['padding_rows']} rows of zeros pad the vocabulary")

@@ -1,4 +1,4 @@
-"""`sgt-ds monitor`: what a Prometheus needs to find a run."""
+"""`sgt-ds monitor`: what Prometheus needs to find a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, whole_n
 
 def register(commands: Subparsers[Parser]) -> None:
     """Add the commands."""
-    group = add_group(commands, "monitor", "Tell Prometheus where a run's exporters are.")
+    group = add_group(commands, "monitor", "Generate Prometheus targets for a run's exporters.")
     parser = add_command(
         group,
         "targets",
-        "Write Prometheus file_sd JSON: a target a rank, labelled run, host and rank.",
-        "sgt-ds monitor targets hostfiles/cluster --run 573m-sgt --out monitoring/targets/573m.json",
+        "Write Prometheus file_sd JSON: one target per rank, labelled run, host and rank.",
+        "sgt-ds monitor targets hostfiles/cluster --run 573m-sgt --out "
+        "monitoring/targets/573m.json",
         show_targets,
     )
     parser.add_argument("hostfile", type=Path, metavar="HOSTFILE", help="DeepSpeed hostfile")
@@ -24,7 +25,7 @@ def register(commands: Subparsers[Parser]) -> None:
         "--run",
         required=True,
         metavar="NAME|DIR",
-        help="value of the label run; or its run directory, for the name and the port",
+        help="value of the label run; or the run directory, which gives name and port",
     )
     parser.add_argument(
         "--port",
@@ -32,7 +33,7 @@ def register(commands: Subparsers[Parser]) -> None:
         help="telemetry.port of the run (default: the run directory's, or 9400)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="file to replace in one piece; default: stdout"
+        "--out", type=Path, metavar="FILE", help="file to replace atomically (default: stdout)"
     )
 
 

@@ -1,4 +1,4 @@
-"""`sgt-ds plan`: FLOPs, growth, memory, time and cost of a run before a GPU is rented."""
+"""`sgt-ds plan`: FLOPs, growth, memory, time and cost of a run before you rent a GPU."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ def _add_run_flags(parser: Parser) -> None:
     run = parser.add_argument_group("the run (defaults: the paper's; with RUN.yaml: its values)")
     run.add_argument("--preset", help="shape of the model (default: 573m)")
     run.add_argument("--method", help="growth policy (default: sgt)")
-    run.add_argument("--vocab-size", type=_count, help="ids of the tokenizer")
-    run.add_argument("--seq-len", type=_count, help="positions of a sequence")
-    run.add_argument("--global-batch", type=_count, help="sequences of one update")
-    run.add_argument("--steps", type=_count, help="updates of the whole run")
+    run.add_argument("--vocab-size", type=_count, help="number of tokenizer ids")
+    run.add_argument("--seq-len", type=_count, help="sequence length")
+    run.add_argument("--global-batch", type=_count, help="sequences per update")
+    run.add_argument("--steps", type=_count, help="updates in the whole run")
     run.add_argument(
         "--schedule",
         choices=("earliest", "latest", "lower"),
         default="earliest",
-        help="when growth happens: at every window (default), as late as it still fits, or never "
+        help="when growth happens: at every window (default), as late as still fits, or never "
         "after the first layer",
     )
     run.add_argument("--journal", type=Path, help="take growth from this journal or run directory")
@@ -102,18 +102,20 @@ def _add_growth_flags(parser: Parser) -> None:
     growth = parser.add_argument_group("growth (RUN.yaml's keys of that name)")
     growth.add_argument("--k-max", type=_count, help="greatest depth of a loop")
     growth.add_argument(
-        "--layers", type=_numbers, help="how many layers loop, or a list: 1,7 or 7,"
+        "--layers", type=_numbers, help="number of looping layers, or a list: 1,7 or 7,"
     )
-    growth.add_argument("--heads", type=_count, help="heads that loop in a layer")
-    growth.add_argument("--loops", type=_count, help="times a layer of a given list is re-applied")
+    growth.add_argument("--heads", type=_count, help="heads that loop per layer")
+    growth.add_argument("--loops", type=_count, help="times a listed layer is re-applied")
     growth.add_argument("--stages", type=_list, help="heads left after each window: 10,2")
     growth.add_argument("--t-start", type=_natural, help="updates before the first decision")
-    growth.add_argument("--interval", type=_count, help="updates between two decisions")
+    growth.add_argument("--interval", type=_count, help="updates between decisions")
     growth.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
     growth.add_argument("--exclude-layers", type=_list, help="layers that never loop: 0,1")
-    growth.add_argument("--entropy-every", type=_count, help="updates between two measurements")
+    growth.add_argument("--entropy-every", type=_count, help="updates between measurements")
     growth.add_argument(
-        "--entropy-ema", type=real_number(0, 1), help="weight of the past; for --journal"
+        "--entropy-ema",
+        type=real_number(0, 1),
+        help="weight of past values in the moving average; for --journal",
     )
     growth.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
     growth.add_argument("--freeze-at", type=_natural, help="update from which nothing changes")
@@ -124,13 +126,18 @@ def _add_layout_flags(parser: Parser) -> None:
     layout.add_argument(
         "--world-size",
         type=_count,
-        help="ranks (default: with RUN.yaml 1, else 8, or the most below that divide the batch)",
+        help="number of ranks (default: 1 with RUN.yaml, else 8 or the largest smaller number "
+        "that divides the batch)",
     )
-    layout.add_argument("--micro-batch-size", type=_count, help="sequences of one forward pass")
-    layout.add_argument("--zero-stage", type=int, choices=(0, 1, 2), help="default: 2")
-    layout.add_argument("--precision", choices=("bf16", "fp32"), help="default: bf16")
+    layout.add_argument("--micro-batch-size", type=_count, help="sequences per forward pass")
+    layout.add_argument("--zero-stage", type=int, choices=(0, 1, 2), help="ZeRO stage (default: 2)")
     layout.add_argument(
-        "--reduce-bucket-size", type=_count, help="elements (default: as ds_configs/ has it)"
+        "--precision", choices=("bf16", "fp32"), help="training precision (default: bf16)"
+    )
+    layout.add_argument(
+        "--reduce-bucket-size",
+        type=_count,
+        help="elements per gradient bucket (default: as in ds_configs/)",
     )
     layout.add_argument(
         "--activation-checkpointing",
@@ -138,7 +145,7 @@ def _add_layout_flags(parser: Parser) -> None:
         help="recompute blocks in the backward pass",
     )
     layout.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, help="compiled blocks (default: yes)"
+        "--compile", action=argparse.BooleanOptionalAction, help="compile the blocks (default: yes)"
     )
 
 
@@ -166,7 +173,9 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     preset: str | None = options.preset
     if options.run is not None:
         if "=" in str(options.run):
-            raise UserError(HERE, str(options.run), "an override needs RUN.yaml before it")
+            raise UserError(
+                HERE, str(options.run), "is an override, which needs RUN.yaml before it"
+            )
         _check_said_once(options)
         config = load_run_config(options.run, options.overrides)
         check_method(config.method, str(options.run))
@@ -213,7 +222,7 @@ def _check_said_once(options: argparse.Namespace) -> None:
         for key, flag in given.items():
             shape = key == "preset" and name.partition(".")[0] == "model"
             if shape or f"{key}.".startswith(f"{name}."):
-                message = f"stands beside {override}, which sets the same key; give one of them"
+                message = f"conflicts with {override}, which sets the same key; give one of them"
                 no = "no-" if getattr(options, flag) is False else ""
                 raise UserError(HERE, f"--{no}{flag.replace('_', '-')}", message)
 
@@ -270,7 +279,9 @@ def _layout(
         world_size = options.world_size or _divisor(global_batch, 8)
         if global_batch % world_size:
             raise UserError(
-                HERE, "--world-size", f"{world_size} does not divide the {global_batch} sequences"
+                HERE,
+                "--world-size",
+                f"{world_size} ranks do not divide the {global_batch} sequences",
             )
         micro = options.micro_batch_size or _divisor(global_batch // world_size, 8)
         layout = Layout(world_size=world_size, micro_batch_size=micro)
@@ -304,7 +315,9 @@ def _speed(options: argparse.Namespace) -> Speed | None:
         return None
     for flag, value in (("--mfu", options.mfu), ("--peak-tflops", options.peak_tflops)):
         if value is None:
-            raise UserError(HERE, flag, "is missing: time follows from --mfu and --peak-tflops")
+            raise UserError(
+                HERE, flag, "is missing: the time estimate needs --mfu and --peak-tflops"
+            )
     return Speed(options.mfu, options.peak_tflops, options.price_per_gpu_hour)
 
 

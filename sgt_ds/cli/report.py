@@ -13,13 +13,17 @@ def register(commands: Subparsers[Parser]) -> None:
     parser = add_command(
         commands,
         "report",
-        "Write a run, or several side by side, as one HTML file that needs no network.",
+        "Write a report on one run, or several side by side, as one self-contained HTML file.",
         "sgt-ds report runs/573m-sgt -o report.html\n"
         "  sgt-ds report runs/573m-vanilla runs/573m-sgt -o compared.html",
         write,
     )
     parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="run directory; the first is compared to"
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="run directory; others are compared with the first",
     )
     parser.add_argument(
         "-o", "--out", type=Path, required=True, metavar="FILE", help="HTML file to write"
@@ -33,7 +37,7 @@ def write(options: argparse.Namespace) -> None:
     from sgt_ds.report import MAX_RUNS, html_report, read_histories
 
     if len(options.runs) > MAX_RUNS:
-        message = f"{len(options.runs)} runs are too many to tell apart; give {MAX_RUNS} at most"
+        message = f"{len(options.runs)} runs are too many to tell apart; give at most {MAX_RUNS}"
         raise UserError("sgt-ds report", "RUN", message)
     text = html_report(read_histories(options.runs))
     try:

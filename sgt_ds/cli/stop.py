@@ -1,4 +1,4 @@
-"""`sgt-ds stop`: let a run save and end; end exactly its processes if it does not."""
+"""`sgt-ds stop`: ask a run to save and exit; kill only its own processes if it does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def register(commands: Subparsers[Parser]) -> None:
     parser = add_command(
         commands,
         "stop",
-        "Let a run save and end; end exactly its processes if it does not.",
+        "Ask a run to save and exit; kill only its own processes if it does not.",
         "sgt-ds stop runs/573m-sgt",
         stop_run,
     )
@@ -24,7 +24,7 @@ def register(commands: Subparsers[Parser]) -> None:
         type=real_number(0, 1e6),
         default=120.0,
         metavar="SECONDS",
-        help="time to save and end before the processes are killed",
+        help="time to save and exit before the processes are killed",
     )
 
 

@@ -32,7 +32,7 @@ def register(commands: Subparsers[Parser]) -> None:
         type=whole_number(1),
         default=100_000_000,
         metavar="B",
-        help="train on at most so much text, chosen by a hash of each document (default: 100 MB)",
+        help="train on at most this much text, chosen by a hash of each document (default: 100 MB)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

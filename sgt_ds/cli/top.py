@@ -23,30 +23,38 @@ def register(commands: Subparsers[Parser]) -> None:
         "top",
         "Show a run in the terminal: phase, loss, entropies, loops, time left.",
         "sgt-ds top runs/573m-sgt\n  sgt-ds top node1:9400 --once\n"
-        "  sgt-ds top https://node1:9400 --ca-file tls/ca.pem --user sgt --password-file tls/password",
+        "  sgt-ds top https://node1:9400 --ca-file tls/ca.pem --user sgt --password-file "
+        "tls/password",
         show,
     )
     parser.add_argument(
         "run", metavar="RUN|HOST:PORT", help="run directory, or the exporter of its rank 0"
     )
-    parser.add_argument("--once", action="store_true", help="print once and end")
+    parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.add_argument(
         "--every",
         type=real_number(0.1, 3600),
         default=2.0,
         metavar="SECONDS",
-        help="time between two looks (default: 2)",
+        help="refresh interval (default: 2)",
     )
-    asked = parser.add_argument_group("what exporters ask for (a run directory tells its own)")
-    asked.add_argument("--ca-file", type=Path, metavar="PEM", help="authority that signed theirs")
-    asked.add_argument("--cert", type=Path, metavar="PEM", help="certificate to show them")
-    asked.add_argument("--key", type=Path, metavar="PEM", help="key of --cert")
-    asked.add_argument("--user", metavar="NAME", help="name of basic authentication")
+    asked = parser.add_argument_group(
+        "credentials that the exporters require (a run directory supplies its own)"
+    )
+    asked.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="PEM",
+        help="PEM authority that signed the exporters' certificates",
+    )
+    asked.add_argument("--cert", type=Path, metavar="PEM", help="client certificate")
+    asked.add_argument("--key", type=Path, metavar="PEM", help="private key of --cert")
+    asked.add_argument("--user", metavar="NAME", help="user name for basic authentication")
     asked.add_argument(
         "--password-file",
         type=Path,
         metavar="FILE",
-        help=f"its first line is the password (default: the variable {PASSWORD_VARIABLE})",
+        help=f"file whose first line is the password (default: the variable {PASSWORD_VARIABLE})",
     )
 
 
@@ -64,7 +72,7 @@ def show(options: argparse.Namespace) -> None:
         print(render(source.read(), plain=plain), end="")
         return
     if not sys.stdout.isatty():
-        raise UserError("--once", None, "is needed where stdout is no terminal; add it")
+        raise UserError("--once", None, "is required if stdout is not a terminal; add it")
     view, trouble = source.read(), ""
     try:
         while True:
@@ -87,7 +95,7 @@ def _access(options: argparse.Namespace) -> Access:
     from sgt_ds.telemetry import read_password
 
     if options.key is not None and options.cert is None:
-        raise UserError("--key", None, "goes with --cert; give both")
+        raise UserError("--key", None, "requires --cert; give both")
     password, file = os.environ.get(PASSWORD_VARIABLE), options.password_file
     if file is not None:
         try:
@@ -95,10 +103,10 @@ def _access(options: argparse.Namespace) -> Access:
         except (OSError, ValueError) as error:
             raise UserError(file, None, f"cannot be read ({error}); give a text file") from None
     if options.user is not None and not password:
-        message = f"goes with --password-file, or the variable {PASSWORD_VARIABLE}; give one"
+        message = f"requires --password-file, or the variable {PASSWORD_VARIABLE}; give one"
         raise UserError("--user", None, message)
     if options.user is None and file is not None:
-        raise UserError("--password-file", None, "goes with --user; give it too")
+        raise UserError("--password-file", None, "requires --user; give it too")
     return Access(
         ca_file=options.ca_file,
         certificate=options.cert,

@@ -36,14 +36,14 @@ def register(commands: Subparsers[Parser]) -> None:
     parser = add_command(
         commands,
         "train",
-        "Train, or go on training: checks everything, starts the ranks, and supervises them.",
+        "Train or resume: check everything, start the ranks, and supervise them.",
         "sgt-ds train RUN.yaml growth.k_max=2 --num-gpus 8\n"
         "  sgt-ds train RUN.yaml --hostfile hostfiles/cluster --max-restarts 5",
         train,
     )
     add_run(parser, "run configuration")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--hostfile", type=Path, help="machines to train on: lines `host slots=N`")
+    place.add_argument("--hostfile", type=Path, help="hosts to train on: lines of `host slots=N`")
     place.add_argument(
         "--num-gpus",
         type=whole_number(1, 65535),
@@ -51,41 +51,50 @@ def register(commands: Subparsers[Parser]) -> None:
         metavar="N",
         help="ranks on this machine",
     )
-    parser.add_argument("--deepspeed_config", type=Path, help="DeepSpeed JSON instead of the run's")
+    parser.add_argument(
+        "--deepspeed_config", type=Path, help="DeepSpeed JSON to use instead of the run's"
+    )
     parser.add_argument(
         "--max-restarts",
         type=whole_number(),
         default=0,
         metavar="N",
-        help="start again after a fault, N times without progress",
+        help="restart after a fault, up to N times in a row without progress",
     )
     parser.add_argument(
         "--grace",
         type=real_number(0, 1e6),
         default=120.0,
         metavar="SECONDS",
-        help="time to save and end when asked to stop",
+        help="time to save and exit when asked to stop",
     )
-    parser.add_argument("--launcher", default="pdsh", choices=("pdsh", "openmpi"), help="for hosts")
+    parser.add_argument(
+        "--launcher", default="pdsh", choices=("pdsh", "openmpi"), help="launcher for several hosts"
+    )
     parser.add_argument("--launcher-args", default="", help="arguments for pdsh or mpirun")
-    parser.add_argument("--ssh-port", type=whole_number(1, 65535), help="port of sshd on the hosts")
+    parser.add_argument("--ssh-port", type=whole_number(1, 65535), help="sshd port on the hosts")
     parser.add_argument(
         "--no-ssh",
         action="store_true",
-        help="something else (Slurm, Kubernetes) runs this command on every host",
+        help="something else (Slurm, Kubernetes) starts this command on every host",
     )
     parser.add_argument(
-        "--node-rank", type=whole_number(0, 65535), metavar="N", help="this host's, with --no-ssh"
+        "--node-rank",
+        type=whole_number(0, 65535),
+        metavar="N",
+        help="index of this host, with --no-ssh",
     )
     parser.add_argument(
         "--num-nodes",
         type=whole_number(1, 65535),
         metavar="N",
-        help="hosts of --num-gpus ranks each, with --no-ssh, instead of a hostfile",
+        help="number of hosts with --num-gpus ranks each, instead of a hostfile, with --no-ssh",
     )
-    parser.add_argument("--master-addr", help="address of the first host, where ranks meet")
+    parser.add_argument("--master-addr", help="address of the first host, where ranks rendezvous")
     parser.add_argument(
-        "--master-port", type=whole_number(1, 65535), help="port there (a free one)"
+        "--master-port",
+        type=whole_number(1, 65535),
+        help="rendezvous port on the first host (a free one)",
     )
 
 
@@ -124,8 +133,8 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _end_before_the_start(number: int, frame: FrameType | None) -> None:
-    """Until the supervisor takes the signals over, there is nothing to save and nobody to end."""
-    raise StoppedEarlyError("asked to stop before any rank was started; nothing was trained")
+    """Until the supervisor takes the signals over, there is nothing to save and no one to end."""
+    raise StoppedEarlyError("stop requested before any rank was started; nothing was trained")
 
 
 def _target(options: argparse.Namespace) -> Target:
@@ -134,7 +143,9 @@ def _target(options: argparse.Namespace) -> Target:
     if options.no_ssh:
         return _started_by_others(options)
     if options.node_rank is not None or options.num_nodes is not None:
-        raise UserError("--node-rank, --num-nodes", None, "go with --no-ssh; give it or neither")
+        raise UserError(
+            "--node-rank, --num-nodes", None, "require --no-ssh; add it, or give neither"
+        )
     if options.hostfile is None:
         hosts = [Host("localhost", options.num_gpus, 0)]
         local = True
@@ -160,13 +171,13 @@ def _started_by_others(options: argparse.Namespace) -> Target:
 
     if options.node_rank is None or options.master_addr is None:
         raise UserError(
-            "--no-ssh", None, "needs --node-rank and --master-addr, the first host's address"
+            "--no-ssh", None, "requires --node-rank and --master-addr, the first host's address"
         )
     if options.max_restarts:
         raise UserError(
             "--no-ssh",
             "--max-restarts",
-            "what starts the hosts must restart all of them; let Slurm or Kubernetes do it",
+            "whatever starts the hosts must restart all of them; let Slurm or Kubernetes do it",
         )
     if options.hostfile is None:
         hosts = [
@@ -177,7 +188,9 @@ def _started_by_others(options: argparse.Namespace) -> Target:
             hosts = parse_hostfile(options.hostfile)
     if options.node_rank >= len(hosts):
         raise UserError(
-            "--node-rank", None, f"{options.node_rank} is past the {len(hosts)} hosts; count from 0"
+            "--node-rank",
+            None,
+            f"{options.node_rank} is out of range for {len(hosts)} hosts; count from 0",
         )
     return Target(
         tuple(hosts),

@@ -1,4 +1,4 @@
-"""Typed run configuration: presets, RUN.yaml and overrides, the DeepSpeed JSON. Imports no room."""
+"""Typed run configuration: presets, RUN.yaml, overrides, DeepSpeed JSON. Imports no package."""
 
 from sgt_ds.config.deepspeed import (
     Precision,

@@ -1,4 +1,4 @@
-"""The DeepSpeed JSON: what it owns, what RUN.yaml owns, and no contradiction between them.
+"""The DeepSpeed JSON: what it owns, what RUN.yaml owns, and checks for contradictions.
 
 RUN.yaml owns batch sizes, clipping, optimizer and schedule; the JSON owns ZeRO, precision and
 communication. A key of the other's is accepted where it says the same, or `"auto"`.
@@ -34,8 +34,8 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
         raise UserError(
             path,
             None,
-            "no such DeepSpeed file from here; paths are relative to the current directory, and "
-            f"sgt-ds brings {shipped_names('.json')}",
+            "no such DeepSpeed file; paths are relative to the current directory, and sgt-ds "
+            f"ships {shipped_names('.json')}",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(path, None, f"cannot be read ({error})") from None
@@ -46,7 +46,7 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
             path, f"line {error.lineno}", f"is not valid JSON: {error.msg}; correct it"
         ) from None
     if not isinstance(values, dict):
-        raise UserError(path, None, "must hold a JSON object, as ds_configs/zero2_bf16.json does")
+        raise UserError(path, None, "must hold a JSON object, like ds_configs/zero2_bf16.json")
     _check_sections(path, values)
     return values
 
@@ -54,14 +54,14 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
 def _check_sections(path: Path, values: dict[str, Any]) -> None:
     """Refuse what DeepSpeed would pass over without a word, or read as its opposite."""
     if "bfloat16" in values:
-        raise UserError(path, "bfloat16", "is an old name of DeepSpeed's; write bf16")
+        raise UserError(path, "bfloat16", "is an old DeepSpeed name; write bf16")
     for key in {"fp8", "float8"} & values.keys():
         raise UserError(
-            path, key, "is no section of DeepSpeed; remove it, and say training.fp8 in the run file"
+            path, key, "is not a DeepSpeed section; remove it, and set training.fp8 in the run file"
         )
     for key in values.keys() - _SECTIONS:
         if near := get_close_matches(key, _SECTIONS, n=1, cutoff=0.85):
-            raise UserError(path, key, f"is no section of DeepSpeed; write {near[0]}")
+            raise UserError(path, key, f"is not a DeepSpeed section; write {near[0]}")
     for section in _SECTIONS & values.keys():
         if not isinstance(values[section], dict):
             raise UserError(
@@ -111,8 +111,8 @@ def _check_supported(config: RunConfig, values: dict[str, Any]) -> None:
         raise UserError(
             path,
             "bf16.enabled",
-            "must be true for training.fp8; set it, or take ds_configs/zero2_bf16.json (on a CPU "
-            "zero2_bf16_cpu.json), or training.fp8=false",
+            "must be true for training.fp8; set it, or use ds_configs/zero2_bf16.json (on a CPU "
+            "zero2_bf16_cpu.json), or set training.fp8=false",
         )
 
 
@@ -132,7 +132,8 @@ def _take_own_keys(
             raise UserError(
                 path,
                 key,
-                f"{said} contradicts {config_file}: {owner}, which makes it {value}; remove it here",
+                f"{said} contradicts {config_file}: {owner}, which makes it {value}; remove it "
+                "here",
             )
         values[key] = value
     for key in ("optimizer", "scheduler"):
@@ -159,7 +160,7 @@ def _guard_bf16(path: Path, values: dict[str, Any]) -> None:
         raise UserError(
             path,
             "zero_optimization.stage",
-            "0 under bf16 cannot add gradients up in fp32; use 1 or 2",
+            "0 under bf16 cannot accumulate gradients in fp32; use 1 or 2",
         )
     # Without it bf16 gradients add up in bf16, and an inf under a finite loss reaches Adam.
     if values["bf16"].setdefault("check_grad_overflow", True) is not True:
@@ -196,7 +197,7 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
         raise UserError(
             config_file,
             "training.global_batch_size",
-            f"{batch} is no multiple of micro_batch_size {micro} × {world_size} ranks; "
+            f"{batch} is not a multiple of micro_batch_size {micro} × {world_size} ranks; "
             + ", or ".join(remedies),
         )
     return batch // (micro * world_size)

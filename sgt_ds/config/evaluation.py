@@ -1,4 +1,4 @@
-"""What a run is scored on while it trains. Knows no task by name and no file."""
+"""What a run is scored on during training. Knows no task by name and no file."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ class TaskSource(Section):
     """One task of the evaluation in the loop."""
 
     name: str = Field(min_length=1)
-    """As `sgt-ds eval tasks` names it."""
+    """Task name, as for `sgt-ds eval tasks`."""
     path: str = Field(min_length=1)
-    """Its rows: a file, a folder with SPLIT.jsonl or TASK/SPLIT.jsonl, a URL, or `datasets`."""
+    """Where its rows are: a file, a folder with SPLIT.jsonl or TASK/SPLIT.jsonl, a URL, or `datasets`."""
     split: str = "validation"
-    """Which part of the data set."""
+    """Split of the data set."""
     limit: PositiveInt | None = None
-    """Only the first so many items."""
+    """Use only the first N items; null uses all."""
 
 
 class TextSource(Section):
     """One text of the evaluation in the loop."""
 
     name: str = Field(min_length=1)
-    """What it is called in metrics."""
+    """Name of the text in metrics."""
     path: str = Field(min_length=1)
-    """A prepared set, or files of text or JSON Lines."""
+    """A prepared set, or text or JSON Lines files."""
     tokens: PositiveInt = 1 << 18
-    """How much of it is read, at most."""
+    """Maximum number of tokens read from it."""
 
 
 class EvaluationConfig(Section):
     """Tasks and texts that a run is scored on, apart from its validation loss."""
 
     every: PositiveInt = 1000
-    """Updates between two evaluations; the last update is evaluated too."""
+    """Updates between evaluations; the last update is evaluated too."""
     rule: Literal["olmo", "lm_eval"] = "olmo"
-    """Whose prompts, tokenisation and normalisation the tasks follow."""
+    """Rule that the tasks follow for prompts, tokenisation and normalisation."""
     tasks: list[TaskSource] = []
     """Multiple-choice tasks."""
     perplexity: list[TextSource] = []
-    """Texts whose loss and bits per byte are measured, in windows of the training length."""
+    """Texts on which loss and bits per byte are measured, in windows of the training length."""
     batch_tokens: PositiveInt = 8192
     """Padded tokens of one forward pass on one rank."""

@@ -1,4 +1,4 @@
-"""What products in float8 ask of a run's shapes. Knows no torch."""
+"""Requirements of float8 products on a run's shapes. Knows no torch."""
 
 from __future__ import annotations
 

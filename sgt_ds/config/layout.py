@@ -1,4 +1,4 @@
-"""Where things lie in a run directory: the one place that knows the names."""
+"""Paths within a run directory: the only place that knows the names."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class RunLayout:
 
     @property
     def checkpoints(self) -> Path:
-        """Checkpoints, one directory a step."""
+        """Checkpoints, one directory per step."""
         return self.run_dir / "checkpoints"
 
     @property
     def evaluations(self) -> Path:
-        """Item results of evaluations in the loop, one file a step."""
+        """Item results of evaluations in the loop, one file per step."""
         return self.run_dir / "evaluations"
 
     def is_there(self) -> bool:
@@ -51,7 +51,7 @@ class RunLayout:
         return any(self.checkpoints.glob("step-*"))
 
     def strangers(self) -> list[Path]:
-        """What lies here and no run wrote, sorted; nothing where a start was made here.
+        """What is there and no run wrote, sorted; nothing where a start was made here.
 
         What a job leaves before it starts is no stranger: hidden files, logs that a shell or Slurm
         sends here, folders with nothing else in them. Raises: OSError where it cannot be read.
@@ -63,7 +63,7 @@ class RunLayout:
         return [] if self._is_a_runs() else entries
 
     def _is_a_runs(self) -> bool:
-        """Whether nothing that lies here is a stranger; a run.yaml alone may be the user's own."""
+        """Whether nothing that is there is a stranger; a run.yaml alone may be the user's own."""
         prepared = self.control.is_dir() and self.checkpoints.is_dir()
         return self._is_marked() or (self.config.exists() and (prepared or self.has_begun()))
 

@@ -69,7 +69,7 @@ def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -
         key = loader.construct_object(key_node)
         if key in seen:
             raise yaml.constructor.ConstructorError(
-                None, None, f"key '{key}' stands twice", key_node.start_mark
+                None, None, f"key '{key}' is given twice", key_node.start_mark
             )
         seen.add(key)
     return loader.construct_mapping(node, deep=True)
@@ -152,8 +152,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(
             path,
             None,
-            "no such configuration file; check the path, relative to the current directory, or take "
-            f"one that sgt-ds brings: {shipped_names('.yaml')}",
+            "no such configuration file; check the path, relative to the current directory, or "
+            f"use one that sgt-ds ships: {shipped_names('.yaml')}",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(path, None, f"cannot be read ({error}); give a UTF-8 YAML file") from None
@@ -171,14 +171,16 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if values is None:
         values = {}
     if not isinstance(values, dict):
-        raise UserError(path, None, "must hold keys and values, as `preset: 573m`")
+        raise UserError(path, None, "must hold keys and values, e.g. `preset: 573m`")
     return values
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise UserError(f"override '{override}'", None, "must read key=value, as growth.k_max=2")
+        raise UserError(
+            f"override '{override}'", None, "must have the form key=value, e.g. growth.k_max=2"
+        )
     try:
         value = yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
@@ -194,7 +196,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         if isinstance(child, list):
             raise UserError(HERE, key, _as_whole_list(key, parent, value))
         if not isinstance(child, dict):
-            raise UserError(HERE, key, f"'{parent}' holds a value, not keys; shorten the path")
+            raise UserError(HERE, key, f"'{parent}' is a value, not a section; shorten the path")
         place = child
     place[leaf] = value
 
@@ -206,7 +208,7 @@ def _as_whole_list(key: str, parent: str, value: Any) -> str:
     inner = {leaf: value} if len(path) > at + 1 else value
     info = info_at(path[: at + 1])
     form = _list_form(info, inner) if info else "[…]"
-    return f"'{parent}' is a list; give all of it, as {'.'.join(path[: at + 1])}={form}"
+    return f"'{parent}' is a list; give all of it, e.g. {'.'.join(path[: at + 1])}={form}"
 
 
 def _list_form(info: FieldInfo, value: Any) -> str:
@@ -229,13 +231,13 @@ def _form(info: FieldInfo) -> str:
     """How to write a key that holds only a list or a section; '' where it may be more."""
     section, kinds = section_of(info), {*get_args(info.annotation), NoneType}
     if get_origin(info.annotation) in (list, tuple):
-        return f"; give a list, as {_list_form(info, None)}"
+        return f"; give a list, e.g. {_list_form(info, None)}"
     if section is None or (info.annotation is not section and kinds != {section, NoneType}):
         return ""
     needed = {name: "…" for name, inner in section.model_fields.items() if inner.is_required()}
     if needed:
-        return f"; give its keys, as {_flow(needed)}"
-    return f"; give keys of it: {', '.join(section.model_fields)}"
+        return f"; give its keys, e.g. {_flow(needed)}"
+    return f"; set keys in it: {', '.join(section.model_fields)}"
 
 
 def _flow(value: Any) -> str:
@@ -286,9 +288,9 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
         return UserError(path, field, "is empty; give a value")
     if detail["type"] == "model_type":
         keys = ", ".join(fields_at(location))
-        return UserError(path, field, f"is a section, not a value; give keys of it: {keys}")
+        return UserError(path, field, f"is a section, not a value; set keys in it: {keys}")
     if detail["type"] in ("list_type", "tuple_type") and info is not None:
-        message = f"must be a list, as {_list_form(info, detail.get('input'))}"
+        message = f"must be a list, e.g. {_list_form(info, detail.get('input'))}"
     got = "" if is_secret(location) else f" (got {detail.get('input')!r})"
     return UserError(path, field, f"{message}{got}{suggestion_for(detail)}")
 

@@ -1,4 +1,4 @@
-"""What a value should be, in the words of one who writes it. Reads no file and raises nothing."""
+"""What a value should be, in terms of the YAML file. Reads no file and raises nothing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def in_plain_words(detail: ErrorDetails, example: Any = None) -> str:
     """The fault that pydantic found: what to write instead. `example`: a good value, if known."""
     kind, limits = detail["type"], detail.get("ctx", {})
     if kind in ("int_parsing", "int_type", "int_from_float", "int_parsing_size"):
-        return f"must be a whole number, as {example if type(example) is int else 1000}"
+        return f"must be a whole number, e.g. {example if type(example) is int else 1000}"
     if kind in ("float_parsing", "float_type"):
-        return f"must be a number, as {example if type(example) is float else 0.5}"
+        return f"must be a number, e.g. {example if type(example) is float else 0.5}"
     if kind in ("bool_parsing", "bool_type"):
         return "must be true or false"
     if kind == "string_type":
-        return "must be a text, in quotes where it reads like a number"
+        return "must be a string; quote it if it looks like a number"
     if kind == "path_type":
-        return "must be a path, in quotes where it reads like a number"
+        return "must be a path; quote it if it looks like a number"
     if kind == "finite_number":
         return "must be a finite number"
     if kind == "literal_error":

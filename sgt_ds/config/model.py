@@ -29,7 +29,7 @@ class Section(BaseModel):
         # YAML's `true` and `yes` would count as 1.
         field = cls.model_fields[str(info.field_name)]
         if isinstance(value, bool) and field.annotation is not bool:
-            raise ValueError(f"is {str(value).lower()}, which is no value for this key")
+            raise ValueError(f"is {str(value).lower()}, which is not a valid value for this key")
         return value
 
 
@@ -47,15 +47,15 @@ class ModelConfig(Section):
     num_layers: PositiveInt
     """Transformer blocks."""
     num_heads: PositiveInt
-    """Attention heads of each block."""
+    """Attention heads per block."""
     vocab_size: PositiveInt
-    """Ids of the tokenizer (V); rows of the embedding are padded above it."""
+    """Number of tokenizer ids (V); the embedding is padded with extra rows."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary position embedding."""
     rms_norm_eps: PositiveFloat = 1e-6
     """Epsilon of the RMSNorms."""
     init_std: Annotated[float, Field(gt=0)] = 0.02
-    """Standard deviation of the normal initialisation, truncated at three of it."""
+    """Standard deviation of the normal initialisation, truncated at three standard deviations."""
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelConfig:

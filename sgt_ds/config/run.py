@@ -39,11 +39,11 @@ class FromJournal(Section):
     from_journal: Path
     """Growth journal of the run whose entropies are ranked."""
     step: NonNegativeInt
-    """Step of that journal whose (EMA) entropies count."""
+    """Step of that journal whose (EMA) entropies are used."""
     top: PositiveInt
-    """How many layers of highest mean entropy are taken."""
+    """How many layers are chosen, by highest mean entropy."""
     chosen: list[NonNegativeInt] | None = None
-    """Those layers. A run writes them here in its run.yaml, and needs the other journal no more."""
+    """The chosen layers. A run records them here in its run.yaml and no longer needs the other journal."""
 
 
 class GrowthConfig(Section):
@@ -52,36 +52,37 @@ class GrowthConfig(Section):
     k_max: PositiveInt = 3
     """Upper bound of a looping layer's depth (K_max); method sgt."""
     layers: PositiveInt | list[NonNegativeInt] | FromJournal = 3
-    """sgt: how many layers loop in the end (L). Other methods: the layers, by list or by journal."""
+    """sgt: the final number of looping layers (L). Other methods: the layers, as a list or from a journal."""
     heads: PositiveInt = 2
     """Heads that a looping layer re-applies (h); method sgt."""
     loops: PositiveInt = 1
     """Times a layer is re-applied; every method but sgt and vanilla."""
     stages: list[PositiveInt] = Field(default=[10, 2], min_length=1)
-    """Heads that are left after each window; methods high_entropy_loop and low_entropy_loop."""
+    """Number of heads left after each window; methods high_entropy_loop and low_entropy_loop."""
     t_start: NonNegativeInt = 250
     """Applied updates before the first decision (t_start)."""
     interval: PositiveInt = 250
-    """Applied updates between two decisions (Δt)."""
+    """Applied updates between decisions (Δt)."""
     direction: Direction = "d2s"
     """Order of growth: deep to shallow, or shallow to deep."""
     exclude_layers: list[NonNegativeInt] = Field(default=[0])
     """Layers that never loop (0-based)."""
     entropy_ema: Decay = 0.5
-    """Weight of the past in the moving average of the entropies; 0 decides from one step."""
+    """Weight of past values in the moving average of the entropies; 0 uses a single step."""
     entropy_every: PositiveInt = 1
-    """Applied updates between two measurements."""
+    """Applied updates between measurements."""
     entry: Entry = "decay"
-    """How a loop enters: all heads with a falling factor, at once, or with a rising factor."""
+    """How a loop enters: decay: all heads, the leaving ones with a falling factor; none: at once;
+    ramp: with a rising factor."""
     freeze_at: NonNegativeInt | None = None
-    """Update count from which nothing is decided any more."""
+    """Update count from which no more decisions are made."""
 
 
 class DataSource(Section):
     """One prepared set of token shards."""
 
     path: Location
-    """Directory that `sgt-ds data prepare` wrote; or its URL (s3, gs, hf, https, file)."""
+    """Directory written by `sgt-ds data prepare`, or its URL (s3, gs, hf, https, file)."""
     weight: PositiveFloat = 1.0
     """Share of the training sequences, relative to the other sources."""
 
@@ -94,58 +95,58 @@ class DataConfig(Section):
     validation: Location | None = None
     """Prepared set for the validation loss; a directory or a URL."""
     sequence_length: Count = 4096
-    """Positions of one sequence (N); a sample holds one token more."""
+    """Sequence length (N) in positions; a sample holds one more token."""
     document_mask: bool = False
     """Keep attention within a document; positions count from its start."""
     exhausted: Literal["repeat", "stop"] = "repeat"
-    """When a set has been read once: read it again in another order, or save and end the run."""
+    """When a set has been read once: read it again in another order, or save and stop the run."""
     cache_dir: Path | None = None
     """Where shards of remote sets are kept; null is sgt-ds under the user's cache directory."""
     cache_bytes: PositiveInt | None = None
-    """Bytes that all remote sets kept there may take: at a start, sets that no run reads make way,
-    those unused longest first; null: nothing is removed."""
+    """Maximum bytes of all remote sets kept there: sets not in use are evicted at start, least recently
+    used first; null: nothing is removed."""
     accept_changed: bool = False
-    """Go on from a checkpoint although the data sets, their weights or the length have changed."""
+    """Continue from a checkpoint even if the data sets, their weights or the sequence length changed."""
 
 
 class TrainingConfig(Section):
     """How long, how much at once, and how often something is written."""
 
     steps: Count = 5035
-    """Applied optimizer updates of the whole run."""
+    """Applied optimizer updates in the whole run."""
     global_batch_size: Count = 1024
-    """Sequences of one update, over all ranks."""
+    """Sequences per update, over all ranks."""
     micro_batch_size: PositiveInt = 8
-    """Sequences of one forward pass on one rank."""
+    """Sequences per forward pass on one rank."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights and of the data order."""
     validate_every: PositiveInt = 250
-    """Updates between two validations; the last update is validated too."""
+    """Updates between validations; the last update is validated too."""
     validation_sequences: PositiveInt = 256
-    """Sequences of the validation set that are read, at most."""
+    """Maximum number of sequences read from the validation set."""
     log_every: PositiveInt = 10
-    """Updates between two lines of log and metrics."""
+    """Updates between rows of log and metrics."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
     fp8: bool = False
-    """Compute the blocks' products in float8: faster, and each rounded to 2 or 3 bits of mantissa;
-    NVIDIA GPUs from compute capability 8.9 on, bf16 in the DeepSpeed file."""
+    """Compute the blocks' matrix products in float8: faster, with operands rounded to 2 or 3 bits of
+    mantissa; needs an NVIDIA GPU of compute capability 8.9 or higher, and bf16 in the DeepSpeed file."""
     compile: bool = True
     """Compile each block with torch.compile."""
     compile_cache: Path | None = None
-    """Folder that keeps what was compiled for a later start on another machine or in a new
-    container; all hosts read it. It holds code: let nobody write there whom you would not let train.
+    """Folder that keeps compiled code for later starts on another machine or in a new container; all
+    hosts read it. It holds executable code: restrict write access to users you trust to run training.
     """
     max_skipped_steps: PositiveInt = 20
-    """Updates skipped in a row (non-finite gradients) after which the run stops."""
+    """Consecutive skipped updates (non-finite gradients) after which the run stops."""
     compare_ranks_every: PositiveInt | None = 100
-    """Updates between two checks that all ranks hold the same weights, bit for bit; null: never."""
+    """Updates between checks that all ranks hold bitwise identical weights; null: never."""
     collective_timeout_seconds: Annotated[float, Field(gt=0, le=10**6)] = 600.0
     """How long a collective waits for a late rank, and how long a start, a first update with new
-    loops (it may compile), a validation or a checkpoint may take, before the run fails."""
+    loops (which may compile), a validation or a checkpoint may take, before the run fails."""
     hang_seconds: Annotated[float, Field(ge=3, le=10**6)] = 50.0
-    """How long any other part of an update may take before the run fails and names the late rank.
-    Forward, backward and optimizer may take ten times their longest time so far where that is more,
+    """How long any other phase of an update may take before the run fails and names the late rank.
+    Forward, backward and optimizer may take ten times their longest time so far if that is more,
     up to collective_timeout_seconds."""
 
 
@@ -153,34 +154,34 @@ class OptimizerConfig(Section):
     """AdamW with a cosine schedule."""
 
     lr: PositiveFloat = 6.0e-4
-    """Highest learning rate."""
+    """Peak learning rate."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay rates of the moments."""
     eps: PositiveFloat = 1.0e-8
-    """Added to the denominator."""
+    """Term added to the denominator."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decoupled decay, on matrices only."""
+    """Decoupled weight decay, on matrices only."""
     clip: PositiveFloat = 1.0
-    """Largest norm of the gradients; this key owns it, not the DeepSpeed file."""
+    """Gradient clipping norm; set here, not in the DeepSpeed file."""
     warmup_steps: NonNegativeInt = 250
     """Updates over which the learning rate rises from 0."""
     final_lr_ratio: Ratio = 0.1
-    """Learning rate of the last update, as a share of the highest."""
+    """Learning rate of the last update, as a share of the peak."""
 
 
 class CheckpointConfig(Section):
     """When the run is saved and what is kept."""
 
     every: PositiveInt = 500
-    """Updates between two checkpoints; the last update is saved too."""
+    """Updates between checkpoints; the last update is saved too."""
     keep_last: PositiveInt = 3
-    """Newest checkpoints that are kept."""
+    """How many of the newest checkpoints are kept."""
     keep_every: PositiveInt | None = None
-    """Checkpoints whose update count this divides are kept for ever."""
+    """Checkpoints whose update count is a multiple of this are kept forever."""
     keep_best: bool = False
-    """Keep the one of lowest validation loss too; every checkpoint is validated then."""
+    """Also keep the checkpoint with the lowest validation loss; every checkpoint is then validated."""
     background: bool = True
-    """Write while training goes on; each rank holds a copy of its share in host memory, page-locked
+    """Write while training continues; each rank holds a copy of its share in host memory, page-locked
     with CUDA."""
 
 
@@ -190,7 +191,7 @@ class WandbConfig(Section):
     project: str
     """Name of the project."""
     entity: str | None = None
-    """Person or team; null is the account's own."""
+    """User or team; null uses the account's default."""
     mode: Literal["online", "offline"] = "online"
     """offline: write to run_dir/wandb only; `wandb sync` sends it later."""
 
@@ -201,29 +202,29 @@ class TelemetryConfig(Section):
     enabled: bool = True
     """Serve metrics from every rank."""
     host: str = "127.0.0.1"
-    """Address that the exporters bind."""
+    """Address the exporters bind to."""
     port: Annotated[int, Field(ge=1, le=65535)] = 9400
     """Port of local rank 0; local rank r listens on port + r."""
     port_in_use: Literal["error", "next"] = "error"
-    """When a port is taken: refuse to start, or take the next free one (targets.json tells which)."""
+    """When a port is taken: refuse to start, or take the next free one (targets.json lists it)."""
     certificate: Path | None = None
-    """PEM certificate; with it the exporters speak TLS."""
+    """PEM certificate; enables TLS on the exporters."""
     private_key: Path | None = None
-    """PEM key of the certificate."""
+    """PEM private key of the certificate."""
     client_ca: Path | None = None
-    """PEM certificate authority; with it only clients that it signed may scrape."""
+    """PEM certificate authority; if set, only clients with a certificate signed by it may scrape."""
     username: str | None = None
-    """Name that scrapers must give (HTTP basic authentication)."""
+    """User name that scrapers must give (HTTP basic authentication)."""
     password: SecretStr | None = None
-    """Password of that name; run.yaml and checkpoints show asterisks. Better a file."""
+    """Password of that user; run.yaml and checkpoints show asterisks. Prefer password_file."""
     password_file: Path | None = None
-    """File whose first line is the password; read anew when it changes."""
+    """File whose first line is the password; read again when it changes."""
     targets_dir: Path | None = None
-    """Folder of a Prometheus' file_sd; each start writes where the ranks are to RUN.json in it."""
+    """Prometheus file_sd folder; each start writes the addresses of the ranks to RUN.json in it."""
     tensorboard: bool = False
     """Write TensorBoard events to run_dir/tensorboard (pip install 'sgt-ds[tensorboard]')."""
     wandb: WandbConfig | None = None
-    """Send metrics to Weights & Biases (pip install 'sgt-ds[wandb]'); null does not."""
+    """Send metrics to Weights & Biases (pip install 'sgt-ds[wandb]'); null disables it."""
 
     @model_validator(mode="after")
     def _certificate_needs_key(self) -> TelemetryConfig:
@@ -245,12 +246,12 @@ class RunConfig(Section):
     """Everything that RUN.yaml says, with the preset filled in."""
 
     preset: str | None = None
-    """Name of a model shape; `model` may change single values of it. Where those make it another
-    shape (widths, layers or heads), it is no longer called by the name: null."""
+    """Name of a model shape; `model` may override single values. If they change the shape (widths,
+    layers or heads), the preset becomes null."""
     model: ModelConfig
     """Shape of the model."""
     method: str = "sgt"
-    """Growth policy: a name of growth's registry."""
+    """Growth policy, by its name in the registry."""
     growth: GrowthConfig = GrowthConfig()
     data: DataConfig
     training: TrainingConfig = TrainingConfig()
@@ -261,14 +262,14 @@ class RunConfig(Section):
     deepspeed: Path
     """DeepSpeed JSON: ZeRO stage, precision, communication."""
     run_dir: Path
-    """Directory that the run writes to."""
+    """Directory the run writes to."""
     resume: Literal["auto", "never"] | Path = "auto"
-    """auto: go on from the newest good checkpoint of run_dir; never; or a checkpoint of this run, from
-    wherever it was copied to: once run_dir has checkpoints of its own it goes on from them."""
+    """auto: continue from the newest good checkpoint of run_dir; never; or a path to a checkpoint of this
+    run, possibly a copy: once run_dir has checkpoints of its own, the run continues from those."""
     fork: Path | None = None
     """Checkpoint of another run whose weights and optimizer start this one."""
     init: Path | None = None
-    """Folder that `sgt-ds import` wrote, whose weights start this run in place of random ones."""
+    """Folder written by `sgt-ds import`, whose weights start this run instead of random ones."""
 
     @model_validator(mode="before")
     @classmethod
@@ -290,13 +291,15 @@ class RunConfig(Section):
     @classmethod
     def _run_dir_is_a_folder_of_its_own(cls, run_dir: Path) -> Path:
         if run_dir.resolve() == Path.cwd():
-            raise ValueError("is the current directory; name a folder of its own, as runs/first")
+            raise ValueError("is the current directory; give a separate folder, e.g. runs/first")
         return run_dir
 
     @model_validator(mode="after")
     def _one_start(self) -> RunConfig:
         if self.init is not None and self.fork is not None:
-            raise ValueError("init: goes with no fork, which brings weights of its own; give one")
+            raise ValueError(
+                "init: cannot be combined with fork, which supplies its own weights; set only one"
+            )
         return self
 
     @model_validator(mode="after")
@@ -370,7 +373,7 @@ def _listed_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> lis
         faults.append(
             (
                 "layers",
-                f"method {method} takes a list of layers, as [1], or {{from_journal, step, top}}",
+                f"method {method} takes a list of layers, e.g. [1], or {{from_journal, step, top}}",
             )
         )
     elif isinstance(growth.layers, list):
@@ -388,12 +391,13 @@ def _listed_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> lis
                 )
     if method in ("high_entropy_loop", "low_entropy_loop"):
         if list(growth.stages) != sorted(growth.stages, reverse=True):
-            faults.append(("stages", "the numbers of heads must fall from stage to stage"))
+            faults.append(("stages", "the number of heads must decrease from stage to stage"))
         if growth.stages[-1] > model.num_heads:
             faults.append(
                 (
                     "stages",
-                    f"{growth.stages[-1]} exceeds the model's {model.num_heads} heads; end with fewer",
+                    f"{growth.stages[-1]} exceeds the model's {model.num_heads} heads; end with "
+                    "fewer",
                 )
             )
     return faults
@@ -407,5 +411,5 @@ def _list_faults(layers: list[int], last: int) -> list[str]:
     if not layers:
         faults.append("the list is empty; name at least one layer")
     if len(set(layers)) != len(layers):
-        faults.append("a layer stands twice; name each once")
+        faults.append("a layer is listed twice; name each once")
     return faults

@@ -1,4 +1,4 @@
-"""Whose a run directory is: checked before a launch, checked and made by the ranks. No torch."""
+"""Whether a run directory belongs to a run: checked before launch and by the ranks. No torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def check_run_directory(config: RunConfig) -> bool:
     """Whether `run_dir` already holds this run.
 
     Raises: UserError where it holds another run, where `resume: never` meets an existing one, or
-    where `resume` names a checkpoint from which this run can't go on.
+    where `resume` names a checkpoint from which this run can't continue.
     """
     layout = RunLayout(config.run_dir)
     _check_named(config)
     saved = layout.config
-    # What a refused start left behind is nobody's run.
+    # What a refused start left behind is no one's run.
     if not saved.exists() or not layout.has_begun():
         if config.run_dir.exists() and not config.run_dir.is_dir():
             raise UserError(config.run_dir, "run_dir", "is a file; choose another run_dir")
@@ -35,8 +35,8 @@ def check_run_directory(config: RunConfig) -> bool:
         raise UserError(
             saved,
             differences[0],
-            "the learning rate's cosine was laid out for the first number; keep it (`sgt-ds stop` "
-            "ends earlier), or take the weights, without their loops, to another run_dir with "
+            "the cosine schedule was computed for the first number; keep it (`sgt-ds stop` ends "
+            "the run early), or take the weights, without their loops, to another run_dir with "
             f"`fork: {layout.checkpoints}/step-…`",
         )
     if differences:
@@ -44,8 +44,8 @@ def check_run_directory(config: RunConfig) -> bool:
         raise UserError(
             saved,
             differences[0],
-            f"run_dir holds another run{more}; keep what it has, or choose another run_dir "
-            "(`fork: CHECKPOINT` goes on from its weights, without its loops)",
+            f"run_dir holds another run{more}; keep its settings, or choose another run_dir "
+            "(`fork: CHECKPOINT` starts from its weights, without its loops)",
         )
     if config.resume == "never":
         raise UserError(
@@ -57,14 +57,14 @@ def check_run_directory(config: RunConfig) -> bool:
 def _check_named(config: RunConfig) -> None:
     """Raises: UserError where `resume` names a checkpoint others follow, or one of another run."""
     path = config.resume
-    if not isinstance(path, Path) or not path.is_dir():  # what is not there is told elsewhere
+    if not isinstance(path, Path) or not path.is_dir():  # what is not there is reported elsewhere
         return
     newest = max(RunLayout(config.run_dir).checkpoints.glob("step-*"), default=None)
     parent = RunLayout(path.resolve().parent.parent)
     if parent.run_dir == config.run_dir.resolve():
         if newest is not None and path.resolve() != newest.resolve():
             message = (
-                f"is followed by {newest.name}; `resume: auto` goes on from the newest good one, "
+                f"is followed by {newest.name}; `resume: auto` continues from the newest good one, "
                 "`sgt-ds growth rollback RUN --to STEP` sets later ones aside"
             )
             raise UserError(path, "resume", message)
@@ -73,7 +73,7 @@ def _check_named(config: RunConfig) -> None:
         if differences:
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             message = (
-                f"resume goes on with the same run{more}; keep what it has, or say `fork: {path}`"
+                f"resume continues the same run{more}; keep its settings, or use `fork: {path}`"
             )
             raise UserError(path, differences[0], message)
 
@@ -93,9 +93,9 @@ def check_only_run(
     *given: Path | None,
     is_given: Callable[[Path], bool] = lambda _: False,
 ) -> None:
-    """Raises: UserError where `run_dir` holds what no run wrote; then it is somebody else's folder.
+    """Raises: UserError where `run_dir` holds what no run wrote; then it is someone else's folder.
 
-    `config_file`, `given`: files of the user's for this run, which may lie there, as may whatever
+    `config_file`, `given`: files of the user's for this run, which may be there, as may whatever
     the configuration names, and what `is_given` says is such a file.
     """
     layout = RunLayout(config.run_dir)
@@ -118,7 +118,8 @@ def check_only_run(
         raise UserError(
             config.run_dir,
             "run_dir",
-            f"holds {strangers[0].name}{more}, and no run of this program; give a new or empty folder",
+            f"holds {strangers[0].name}{more}, which is not part of an sgt-ds run; give a new or "
+            "empty folder",
         )
 
 

@@ -1,4 +1,4 @@
-"""Which keys a run configuration knows where, and of what type. Reads no file."""
+"""Keys and types of the run configuration, by section. Reads no file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sgt_ds.config.run import RunConfig
 
 
 def fields_at(path: Sequence[str]) -> list[str]:
-    """Names of the keys that the section at `path` knows; empty where no section lies there."""
+    """Names of the keys that the section at `path` knows; empty where no section is there."""
     section = section_at(path)
     return list(section.model_fields) if section else []
 

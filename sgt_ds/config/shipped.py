@@ -1,4 +1,4 @@
-"""Files of `ds_configs/` that came with this package. Knows names and places, no contents."""
+"""Files of `ds_configs/` shipped with this package. Knows names and places, no contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `init` may name: a folder that `sgt-ds import` wrote. Knows it by its files, reads none."""
+"""What `init` may name: a folder written by `sgt-ds import`. Checks its files, reads none."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ def check_start(path: Path) -> None:
     if (path / _SEAL).is_file():
         return
     if not path.is_dir():
-        fault = "is no folder that `sgt-ds import` wrote; check the path"
+        fault = "is not a folder written by `sgt-ds import`; check the path"
     elif any(path.glob(_WEIGHTS)) or (path / _MODEL).is_file():
         fault = (
-            "is a model of transformers, no training start; "
-            f"`sgt-ds import {path} --out DIR` makes one of a LLaMA"
+            "is a transformers model, not a training start; convert a LLaMA with `sgt-ds import "
+            f"{path} --out DIR`"
         )
     elif any(path.glob("step-*")) or any(path.glob("checkpoints/step-*")):
-        fault = "holds checkpoints, no training start; name one of them as `fork`"
+        fault = "holds checkpoints, not a training start; name one of them as `fork`"
     else:
-        fault = "holds no training start (no manifest.json); give what `sgt-ds import` wrote"
+        fault = (
+            "holds no training start (no manifest.json); give a folder written by `sgt-ds import`"
+        )
     raise UserError(path, "init", fault)

@@ -1,4 +1,4 @@
-"""What was probably meant by a key or a name that is unknown. Reads no file and raises nothing."""
+"""Suggestions for an unknown key or name. Reads no file and raises nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def hint(key: str, parents: Sequence[str]) -> str:
     if usual is not None:
         return f"; did you mean '{usual}'?"
     if key in IN_DEEPSPEED:
-        return f"; the DeepSpeed file, which `deepspeed` names, says that: {IN_DEEPSPEED[key]}"
+        return f"; that is set in the DeepSpeed file named by `deepspeed`: {IN_DEEPSPEED[key]}"
     near = nearest(key, siblings, cutoff=0.7)
     if near:
         return near

@@ -17,5 +17,5 @@ def parse_variant(text: str) -> tuple[str, int]:
         return text, 0
     if method not in _METHODS or not loops.isdecimal() or not 1 <= int(loops) <= 99:
         known = ", ".join(["vanilla", *(f"{method}:K" for method in _METHODS)])
-        raise UserError("--variants", None, f"'{text}' is none of {known}")
+        raise UserError("--variants", None, f"'{text}' is not one of {known}")
     return method, int(loops)

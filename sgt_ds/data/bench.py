@@ -1,4 +1,4 @@
-"""`bench prepare`: what preparation costs beside the bare tokenizer, on the same documents.
+"""`bench prepare`: the cost of preparation relative to the bare tokenizer, on the same documents.
 
 Knows the worker that prepares and the library under it; times both in turn, file by file of half a
 second or so, so that a machine that is busy with something else slows both. CPU time says what a
@@ -219,7 +219,7 @@ def _texts(inputs: Sequence[str], text_bytes: int) -> list[str]:
         finally:
             reader.close()
     if not texts:
-        raise UserError(inputs[0], None, "holds no document; give C4 files")
+        raise UserError(inputs[0], None, "contains no documents; give C4 files")
     return texts
 
 

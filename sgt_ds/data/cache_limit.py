@@ -1,4 +1,4 @@
-"""Room in the cache of remote sets: what no process reads any more makes way, longest unused first.
+"""Limits the cache of remote sets: sets not in use are evicted, least recently used first.
 
 Knows folders, times and sizes, no store. A set is in use as long as any process has it open.
 """
@@ -79,7 +79,7 @@ def whole_at(lock: int) -> float:
 
 
 def make_room(root: Path, limit: int) -> list[Path]:
-    """Remove files of sets that nobody reads until all sets take `limit` bytes or less.
+    """Remove files of sets that no one reads until all sets take `limit` bytes or less.
 
     A set in use counts with all its shards, fetched or not. Returns what was removed. Where sets in
     use need more, all others go. Raises: OSError.

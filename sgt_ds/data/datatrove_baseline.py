@@ -1,4 +1,4 @@
-"""The same work by datatrove, for `bench prepare`: files of C4 to tokens on disk, by its own parts.
+"""The same work done by datatrove, for `bench prepare`: C4 files to tokens on disk.
 
 datatrove need not be there; nothing but the bench asks for it.
 """

@@ -47,7 +47,7 @@ def decompressed(stream: Readable) -> Iterator[bytes]:
     try:
         head = stream.read(_READ_BYTES)
         if not head:
-            raise Damage("empty-file", "holds no byte")
+            raise Damage("empty-file", "is empty")
         if head.startswith(_GZIP_MAGIC):
             yield from _gunzipped(stream, head)
         elif _starts_zstd(head):
@@ -88,7 +88,9 @@ def _gunzipped(stream: Readable, head: bytes) -> Iterator[bytes]:
             if not content:
                 return
             if not content.startswith(_GZIP_MAGIC):
-                raise Damage("gzip-trailing-junk", "gzip: bytes that are no gzip member follow")
+                raise Damage(
+                    "gzip-trailing-junk", "gzip: trailing bytes that are not a gzip member"
+                )
             member = zlib.decompressobj(_GZIP_WINDOW)
         elif not (content := stream.read(_READ_BYTES)):
             raise Damage("gzip-truncated", "gzip: the file ends inside a member")
@@ -107,7 +109,7 @@ def _unzstandarded(stream: Readable, head: bytes) -> Iterator[bytes]:
             except zstandard.ZstdError as error:
                 if frames > 1 and "Unknown frame descriptor" in str(error):
                     raise Damage(
-                        "zstd-trailing-junk", "zstd: bytes that are no frame follow"
+                        "zstd-trailing-junk", "zstd: trailing bytes that are not a frame"
                     ) from None
                 raise Damage("zstd-corrupt", f"zstd: {error}") from None
             for start in range(0, len(output), PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""One input file to its token shards: the work that workers do. Knows nothing of other files.
+"""One input file to its token shards: the work of a worker. Knows nothing of other files.
 
 A file is done when its record exists; the record is written after its shards, each of which appears
 whole. So whatever kills a worker, a file is done or will be done again from its start, with the
@@ -161,7 +161,7 @@ class FileHandler:
             raise UserError(
                 self.job.out,
                 None,
-                f"cannot be written ({error.strerror or error}); make room and run the same "
+                f"cannot be written ({error.strerror or error}); free space and run the same "
                 "command again: finished files are kept",
             ) from None
 
@@ -259,8 +259,8 @@ class _Faults:
             raise UserError(
                 location,
                 f"line {fault.line}",
-                f"is the {total}th fault beside {documents} documents ({fault.reason}): this is "
-                "no C4 file; leave it out",
+                f"is fault number {total} with only {documents} good documents ({fault.reason}): "
+                "this is not a C4 file; leave it out",
             )
         if total <= LISTED_FAULTS:
             self.listed.append(
@@ -332,7 +332,7 @@ class _Series:
         self._characters = 0
         context, self._context, self._writer = self._context, None, None
         context.__exit__(None, None, None)
-        # Read back: the checksum is of what lies there.
+        # Read back: the checksum is of what is there.
         digest, size = xxhash.xxh3_128(), 0
         with self._path.open("rb") as stream:
             while piece := stream.read(1 << 20):

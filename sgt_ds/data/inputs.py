@@ -1,4 +1,4 @@
-"""Input files: patterns to a list of files, and their bytes. Local here, `remote` for others."""
+"""Input files: patterns to a list of files, and their bytes. Remote ones are in `remote`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class HashingReader:
         return content
 
     def hexdigest(self) -> str:
-        """XXH3-128 of the whole file; reads what is left of it (nobody may have wanted it)."""
+        """XXH3-128 of the whole file; reads what is left of it (no one may have wanted it)."""
         while self.read(1 << 20):
             pass
         return self._hash.hexdigest()
@@ -109,7 +109,7 @@ def _names(locations: list[str]) -> dict[str, str]:
 def _local_matches(pattern: str) -> list[tuple[str, State]]:
     if Path(pattern).is_dir():
         raise UserError(
-            pattern, None, f"is a folder; give a glob as '{pattern.rstrip('/')}/*.json.gz'"
+            pattern, None, f"is a folder; give a glob, e.g. '{pattern.rstrip('/')}/*.json.gz'"
         )
     # A file may be named like a pattern: the exact name wins.
     # Path.glob takes no absolute pattern.
@@ -141,7 +141,7 @@ def _open(file: InputFile) -> IO[bytes] | RemoteStream:
     location = file.location
     if is_remote(location):
         return RemoteStream(location, (file.bytes, file.version))
-    # A named pipe would block for ever.
+    # A named pipe would block forever.
     if not stat.S_ISREG(Path(location).stat().st_mode):
         raise IsADirectoryError("is a directory or a device, not a file")
     return Path(location).open("rb")

@@ -23,7 +23,7 @@ from sgt_ds.data.token_set import (
 )
 from sgt_ds.errors import UserError
 
-# Preparation shares this room and needs no torch: the functions that need it import it.
+# Preparation shares this package and needs no torch: the functions that need it import it.
 
 Exhausted = Literal["repeat", "stop"]
 _Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]
@@ -59,7 +59,7 @@ class Loader:
         `pin_memory`: page-locked tensors; None pins where CUDA is there.
         """
         if global_batch_size % (micro_batch_size * world_size) or not 0 <= rank < world_size:
-            raise ValueError("the global batch is no multiple of micro-batch × ranks")
+            raise ValueError("the global batch is not a multiple of micro-batch × ranks")
         import torch
 
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
@@ -112,7 +112,7 @@ class Loader:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of `identity`, in hex. A run goes on only where it is the same."""
+        """SHA-256 of `identity`, in hex. A run continues only where it is the same."""
         import hashlib
         import json
 
@@ -164,7 +164,7 @@ class Loader:
                 )
             if changes:
                 found.append(f"{what}: {', '.join(changes)}")
-        found += [f"data.train.{place} is gone" for place in range(len(new), len(old))]
+        found += [f"data.train.{place} was removed" for place in range(len(new), len(old))]
         return found
 
     def seek(self, batches: int) -> None:

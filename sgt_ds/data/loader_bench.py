@@ -1,4 +1,4 @@
-"""`bench data`: how fast training gets its tokens, beside bare copies of the same rows.
+"""`bench data`: loader speed on this machine, compared with bare copies of the same rows.
 
 Knows loader, permutation and sets, which it makes itself in a temporary directory; no tokenizer.
 Each case and what it is held against are timed in turn, several rounds, so that a busy machine

@@ -1,4 +1,4 @@
-"""Who may write to an unfinished set: one coordinator, and workers of no attempt but its own.
+"""Who may write to an unfinished set: one coordinator, and only workers of its own attempt.
 
 A coordinator that is killed leaves workers that notice at their next word to it; the next attempt
 waits for those. Knows files and flock, nothing of the work.

@@ -25,7 +25,7 @@ class _Part(BaseModel):
 
 
 class TokenizerEntry(_Part):
-    """The tokenizer whose ids the shards hold; its file lies in the set."""
+    """The tokenizer whose ids the shards hold; its file is in the set."""
 
     file: str
     kind: Literal["huggingface", "sentencepiece"]
@@ -55,7 +55,7 @@ class SourceEntry(_Part):
     name: str
     bytes: int
     xxh3_128: str
-    """Of the file as it lies there, compressed."""
+    """Of the file as it is there, compressed."""
     documents: int
     tokens: int
     characters: int
@@ -125,7 +125,7 @@ Manifest.model_rebuild()
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The canonical text: one entry a line, keys in order, the checksum of the rest at the end."""
+    """The canonical text: one entry per line, keys in order, the checksum of the rest at the end."""
     values = manifest.model_dump(mode="json")
     return _text(values, hashlib.sha256(_compact(values).encode()).hexdigest())
 
@@ -145,21 +145,21 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        what = "is no prepared set" if directory.exists() else "does not exist"
+        what = "is not a prepared set" if directory.exists() else "does not exist"
         raise UserError(
             directory,
             None,
-            f"{what} (no {NAME}); give a directory that `sgt-ds data prepare` wrote",
+            f"{what} (no {NAME}); give a directory written by `sgt-ds data prepare`",
         ) from None
     except OSError as error:
         raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
     try:
         values = json.loads(content)
         if not isinstance(values, dict) or values.get("format") != "sgt-token-set":
-            raise UserError(path, "format", f"is no manifest of a prepared set; {REMEDY}")
+            raise UserError(path, "format", f"is not the manifest of a prepared set; {REMEDY}")
         if values.get("version") != 1:
             raise UserError(
-                path, "version", f"{values.get('version')!r} is unknown here (this is 1); {REMEDY}"
+                path, "version", f"{values.get('version')!r} is not supported (only 1 is); {REMEDY}"
             )
         checksum = values.pop("checksum", None)
         manifest = Manifest.model_validate(values)

@@ -1,4 +1,4 @@
-"""Which source each place of the global order takes its sequence from. Knows weights, no data."""
+"""Which source each position of the global order takes its sequence from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quotas(weights: Sequence[float]) -> list[int]:
 
 
 class Mixture:
-    """A fixed pattern of `PERIOD` places, each source spread evenly over it, that repeats for ever.
+    """A fixed pattern of `PERIOD` places, each source spread evenly over it, that repeats forever.
 
     A window of one period holds every place of the pattern once, so its proportions are exact.
     """

@@ -1,4 +1,4 @@
-"""Which sequence stands where in a run: a pure function of seed and position. Knows no files.
+"""Which sequence is at which position of a run: a pure function of seed and position. No files.
 
 Sequence p of the run (global batch p // G, row p mod G) is found from the seed and p alone: the
 mixture gives its source and its number there, a keyed permutation its place in the source's epoch.

@@ -1,4 +1,4 @@
-"""A keyed permutation of 0 … n−1 that needs no table: an order of any size, at no start-up cost.
+"""A keyed permutation of 0 … n−1 without a table: an order of any size, at no start-up cost.
 
 Knows numbers only. An index is split into two digits (a, b) of radices A·B ≥ n; rounds of a Feistel
 network add to one digit a keyed hash of the other. Results ≥ n are permuted again (cycle walking),

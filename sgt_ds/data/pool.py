@@ -1,4 +1,4 @@
-"""Hands tasks to whoever is free: in this process, in others, or in the ranks of an MPI job.
+"""Hands tasks to free workers: in this process, in others, or in the ranks of an MPI job.
 
 Knows nothing of what a task is. All three ways run one worker: a factory gives a handler, a handler
 turns one task into messages, and all messages arrive at the one caller that iterates.
@@ -153,7 +153,7 @@ def _serve(connection: Connection, factory: Factory) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return  # the coordinator is gone, or has nothing more to do
     except Exception as error:
-        with contextlib.suppress(OSError):  # nobody is left to hear it
+        with contextlib.suppress(OSError):  # no one is left to hear it
             connection.send((_MESSAGE, _Failed.of(error)))
 
 
@@ -177,6 +177,6 @@ def _serve_mpi(factory: Factory, communicator: Any) -> None:
 def _died(process: Any) -> SgtError:
     process.join()
     return SgtError(
-        f"a worker died (exit status {process.exitcode}); was it killed for memory? "
-        "The same command goes on where it stopped"
+        f"a worker died (exit status {process.exitcode}); possibly killed for lack of memory; the "
+        "same command continues where it stopped"
     )

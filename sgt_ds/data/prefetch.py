@@ -1,4 +1,4 @@
-"""Micro-batches read ahead of the trainer by a thread. Knows nothing of what they hold."""
+"""Micro-batches read ahead of the trainer by a thread. Knows nothing of their contents."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Prefetch:
         return batch == taken + 1 or (batch == taken and step == -1)
 
     def take(self, batch: int, step: int) -> MicroBatch:
-        """Wait for one micro-batch; earlier ones that nobody took are dropped.
+        """Wait for one micro-batch; earlier ones that no one took are dropped.
 
         Raises: what reading raised, in the caller's thread.
         """

@@ -1,4 +1,4 @@
-"""What a preparation is asked for, and what came of it. Knows no worker and no file format."""
+"""Request and result of a preparation. Knows no worker and no file format."""
 
 from __future__ import annotations
 

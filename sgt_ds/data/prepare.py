@@ -1,4 +1,4 @@
-"""`data prepare`: inputs to a prepared set, with any number of workers, after any number of kills.
+"""`data prepare`: inputs to a prepared set, with any number of workers, resumable after kills.
 
 Knows the order of the work and what a finished set is; `file_work` does a file, `pool` hands files
 out. Everything in the set is a function of inputs, tokenizer and settings alone: times, paths of
@@ -87,7 +87,9 @@ def _prepare(
 ) -> Report:
     """`announce` tells other ranks the job, once; None where there is nothing to do."""
     if (preparation.holdout > 0) != (preparation.holdout_out is not None):
-        raise UserError("--holdout", None, "goes together with --holdout-out; give both or neither")
+        raise UserError(
+            "--holdout", None, "and --holdout-out must be used together; give both or neither"
+        )
     if (
         preparation.holdout_out is not None
         and preparation.holdout_out.resolve() == preparation.out.resolve()
@@ -116,8 +118,8 @@ def _prepare(
         raise UserError(
             error.filename or preparation.out,
             None,
-            f"cannot be written ({error.strerror or error}); make room or give another --out; "
-            "the same command goes on: finished files are kept",
+            f"cannot be written ({error.strerror or error}); free space or give another --out; "
+            "the same command continues: finished files are kept",
         ) from None
 
 
@@ -193,11 +195,11 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _check_fresh(directory: Path, out: Path) -> None:
-    """A directory of somebody else's files is not written to; one of ours is gone on with."""
+    """A directory of someone else's files is not written to; one of ours is continued."""
     if is_begun(directory, out) or not directory.exists():
         return
     if not directory.is_dir():
-        raise UserError(directory, None, "is a file; give a directory, which may be new")
+        raise UserError(directory, None, "is a file; give a directory, new or existing")
     if any(directory.iterdir()):
         raise UserError(directory, None, "is not empty; give a new directory, or empty it")
 
@@ -238,8 +240,9 @@ def _check_faults(
         raise UserError(
             file.location,
             f"line {fault.line}",
-            f"{fault.detail} ({fault.reason}) is the first of {bad} faults beside {good} "
-            f"documents{where}: {share:.4f} is above --max-bad-fraction {preparation.max_bad_fraction:g}; fix "
+            f"{fault.detail} ({fault.reason}) is the first of {bad} faults, with {good} good "
+            f"documents{where}: {share:.4f} is above --max-bad-fraction "
+            f"{preparation.max_bad_fraction:g}; fix "
             "the files, or raise it",
         )
 

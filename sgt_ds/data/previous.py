@@ -1,4 +1,4 @@
-"""What an earlier attempt at a set left: whether it was the same job, what it had finished.
+"""What an earlier attempt at a set left: whether it was the same job, and what it had finished.
 
 Knows records, manifests and inputs; starts no work.
 """
@@ -45,7 +45,7 @@ def _identity(
 
 
 def is_begun(directory: Path, out: Path) -> bool:
-    """Whether an unfinished attempt at `out` writes to `directory`: what lies there is its own."""
+    """Whether an unfinished attempt at `out` writes to `directory`: what is there is its own."""
     if not (out / WORK).is_dir() or directory == out:
         return (out / WORK).is_dir()
     try:
@@ -58,7 +58,7 @@ def is_begun(directory: Path, out: Path) -> bool:
 
 
 def check_same_job(preparation: Preparation, files: list[InputFile], tokenizer: Tokenizer) -> None:
-    """See that an unfinished set is gone on with as it was begun, or note how it begins.
+    """See that an unfinished set is continued as it was begun, or note how it begins.
 
     One of which nothing is prepared yet may become another.
     Raises: UserError where it was begun otherwise.
@@ -111,7 +111,7 @@ def _refuse_other(out: Path, old: dict[str, Any], new: dict[str, Any], what: str
             raise UserError(
                 out,
                 key,
-                f"{what} with other {key}{shown}; use the same, or give another --out",
+                f"{what} with different {key}{shown}; use the same, or give another --out",
             )
 
 
@@ -130,7 +130,7 @@ def finished_set(preparation: Preparation, files: list[InputFile], tokenizer: To
         if file.bytes != source.bytes:
             how = f"{source.bytes} to {file.bytes} bytes"
         elif _touched_since(file, preparation.out / NAME) and _checksum(file) != source.xxh3_128:
-            how = "other bytes"
+            how = "different content"
         else:
             continue
         raise UserError(
@@ -172,7 +172,7 @@ def finished_records(
             continue
         except ValidationError:
             raise UserError(
-                path, None, f"is damaged; delete it: {file.name} is done again"
+                path, None, f"is damaged; delete it, and {file.name} is processed again"
             ) from None
         if (record.bytes, record.version) != (file.bytes, file.version) and (
             record.bytes != file.bytes or _checksum(file) != record.xxh3_128
@@ -180,7 +180,8 @@ def finished_records(
             raise UserError(
                 file.location,
                 None,
-                "has changed since an earlier attempt prepared it; restore it, or give another --out",
+                "has changed since an earlier attempt prepared it; restore it, or give another "
+                "--out",
             )
         yield number, record
 

@@ -92,7 +92,9 @@ def _lines(pieces: Iterable[bytes], limit: int) -> Iterator[tuple[int, bytes | N
 def _parsed(number: int, line: bytes, max_document_bytes: int) -> Document | Fault:
     if len(line) > _TRUSTED_LINE_BYTES and _is_more_than_text(line):
         return Fault(
-            number, "line-too-long", f"holds more than {_OTHER_FIELDS_BYTES} bytes beside its texts"
+            number,
+            "line-too-long",
+            f"holds more than {_OTHER_FIELDS_BYTES} bytes besides its texts",
         )
     try:
         row = json.loads(line.decode())
@@ -101,9 +103,9 @@ def _parsed(number: int, line: bytes, max_document_bytes: int) -> Document | Fau
     except json.JSONDecodeError as error:
         return Fault(number, "not-json", f"is not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError):  # an integer of thousands of digits, nesting of thousands
-        return Fault(number, "not-json", "is not JSON that can be read")
+        return Fault(number, "not-json", "is not readable JSON")
     if not isinstance(row, dict):
-        return Fault(number, "not-an-object", "is JSON but no object")
+        return Fault(number, "not-an-object", "is JSON but not an object")
     if "text" not in row:
         return Fault(number, "no-text", "has no field `text`")
     text = row["text"]

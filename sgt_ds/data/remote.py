@@ -1,4 +1,4 @@
-"""Remote files through fsspec: what a pattern names, and bytes that go on after a broken read.
+"""Remote files through fsspec: what a pattern names, and reads that continue after a failure.
 
 Knows no format. A remote store that fails is never taken for a damaged file: what is read must not
 depend on the weather, so every failure here ends the work, in one line, and can be gone on with.
@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar, cast
 from sgt_ds.errors import UserError
 
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Between attempts at one read. Any byte that arrives starts them anew."""
+"""Between attempts at one read. Any byte that arrives starts them again."""
 EXTRA = "pip install 'sgt-ds[remote]'"
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
@@ -76,18 +76,18 @@ def remote_matches(pattern: str) -> list[tuple[str, State]]:
 
 
 def remote_state(location: str) -> State:
-    """A file's state now, asked anew. Raises: UserError."""
+    """A file's state now, asked again. Raises: UserError."""
     filesystem, path = _filesystem(location)
 
     def ask() -> State:
         filesystem.invalidate_cache()
         return _state(filesystem.info(path))
 
-    return _persistent(ask, location, "cannot be asked for its size")
+    return _persistent(ask, location, "does not report its size")
 
 
 class RemoteStream:
-    """A remote file's bytes, front to back. A read that breaks off goes on where it was.
+    """A remote file's bytes, front to back. A read that breaks off continues where it was.
 
     `state`: as listed. Raises, when reading: UserError where the file has changed since, or stays
     out of reach.
@@ -141,7 +141,7 @@ class RemoteStream:
         while position:
             skipped = len(stream.read(min(position, 1 << 20)))
             if not skipped:
-                raise OSError("ended before the byte at which it had broken off")
+                raise OSError("ended before the byte at which it broke off")
             position -= skipped
         return stream
 
@@ -150,7 +150,7 @@ def changed_error(location: str, old: State, new: State) -> UserError:
     """A file that is not the one that was listed."""
     sizes = f"{old[0]} to {new[0]} bytes" if old[0] != new[0] else f"still {new[0]} bytes"
     return UserError(
-        location, None, f"changed while it was read ({sizes}); run again when it is complete"
+        location, None, f"changed while being read ({sizes}); run again when it is complete"
     )
 
 
@@ -181,8 +181,8 @@ def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
                 raise UserError(
                     location,
                     None,
-                    f"{what} ({reason}), {len(PAUSES_SECONDS) + 1} times; the same command goes "
-                    "on once it can be reached: finished files are kept",
+                    f"{what} ({reason}), {len(PAUSES_SECONDS) + 1} times; the same command "
+                    "continues once it is reachable: finished files are kept",
                 ) from None
             time.sleep(pause)
     raise AssertionError("unreachable")
@@ -221,5 +221,5 @@ def _filesystem(location: str) -> tuple[Any, str]:
         raise UserError(location, None, f"needs the package {package}; {EXTRA}") from None
     except ValueError:
         raise UserError(
-            location, None, f"{protocol}:// is unknown here; give a path, s3, gs, hf or https"
+            location, None, f"{protocol}:// is not supported; give a path, s3, gs, hf or https"
         ) from None

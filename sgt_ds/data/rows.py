@@ -1,4 +1,4 @@
-"""Rows of JSON Lines and whole texts out of files that are small enough to be strict about.
+"""Rows of JSON Lines and whole texts, from files small enough to be checked strictly.
 
 Local or remote, plain, gzip or zstd, as the other inputs. Knows no task and no tokenizer: for
 millions of documents there is `prepare`; here the first fault ends the work.
@@ -19,7 +19,7 @@ def read_rows(pattern: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Rows of the files that `pattern` names: file, line from 1, and the line's JSON object.
 
     `pattern`: a path, a glob, or a URL of fsspec's. Blank lines are no rows.
-    Raises: UserError where a file is missing or damaged, or a line is no JSON object.
+    Raises: UserError where a file is missing or damaged, or a line is not a JSON object.
     """
     for location, content in _contents(pattern):
         for number, line in enumerate(content.split(b"\n"), start=1):
@@ -32,7 +32,7 @@ def read_rows(pattern: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
                     location, f"line {number}", f"is not JSON ({error}); give JSON Lines"
                 ) from None
             if not isinstance(row, dict):
-                raise UserError(location, f"line {number}", "is no JSON object; give JSON Lines")
+                raise UserError(location, f"line {number}", "is not a JSON object; give JSON Lines")
             yield location, number, row
 
 
@@ -40,7 +40,7 @@ def read_texts(pattern: str) -> Iterator[str]:
     """Texts of the files that `pattern` names: each row's `text` of JSON Lines, else all of it.
 
     Which of both is told by the name: `.json` or `.jsonl`, with or without `.gz` or `.zst`.
-    Raises: UserError as `read_rows`, and where a file is no UTF-8.
+    Raises: UserError as `read_rows`, and where a file is not UTF-8.
     """
     for file in expand_inputs([pattern]):
         name = file.location.removesuffix(".gz").removesuffix(".zst")

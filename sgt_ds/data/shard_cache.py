@@ -1,4 +1,4 @@
-"""Shards of a remote prepared set, kept on a local disk: fetched once, checked at every start.
+"""Shards of a remote prepared set on a local disk: fetched once, checked at every start.
 
 Knows names and checksums of a manifest, no tokens and no order. Processes of one host share a
 directory; each file is fetched, and read to be checked, by one of them.
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 # Files that are fetched or checked at a time, ahead of need.
 FETCHES = 8
 PIECE_BYTES = 1 << 20
-DAMAGED = "%s: is damaged, its checksum differs; fetching it again"
+DAMAGED = "%s: checksum mismatch; fetching it again"
 
 
 class _Hash(Protocol):
@@ -42,7 +42,7 @@ class _Hash(Protocol):
 class ShardCache:
     """The local copy of one remote set, in a directory named by its manifest's content.
 
-    A set that was prepared anew under the same address is another set, and gets another directory.
+    A set that was prepared again under the same address is another set, and gets another directory.
     Raises: UserError where `location` holds no finished set or cannot be reached.
     """
 
@@ -67,9 +67,9 @@ class ShardCache:
         self._pool: ThreadPoolExecutor | None = None
 
     def fetch(self, shard: ShardEntry) -> None:
-        """Wait until a shard lies in `directory`, whole.
+        """Wait until a shard is in `directory`, whole.
 
-        One that lay there before is read once after the set was opened, by one process of the host,
+        One that was there before is read once after the set was opened, by one process of the host,
         and fetched again where its checksum differs.
         Raises: UserError where it cannot be fetched or is not the one that the manifest names.
         """
@@ -111,7 +111,7 @@ class ShardCache:
             raise UserError(
                 self.name,
                 None,
-                f"is no prepared set (no {NAME}); give what `sgt-ds data prepare` wrote",
+                f"is not a prepared set (no {NAME}); give the output of `sgt-ds data prepare`",
             ) from None
         stream.close()
         return content
@@ -132,7 +132,7 @@ class ShardCache:
         self, name: str, size: int | None, digest: str, new_hash: Callable[[], _Hash]
     ) -> None:
         if Path(name).name != name or name.startswith("."):
-            raise UserError(f"{self.name}/{NAME}", "file", f"'{name}' is no plain file name")
+            raise UserError(f"{self.name}/{NAME}", "file", f"'{name}' is not a plain file name")
         target = self.directory / name
         with self._writing(), alone(self.directory, name) as lock:
             if target.exists():
@@ -163,8 +163,8 @@ class ShardCache:
                 raise UserError(
                     shown,
                     None,
-                    f"is not the file that {NAME} names{sizes}: its checksum differs; copy the "
-                    "set to the store again",
+                    f"does not match {NAME}{sizes}: its checksum differs; copy the set to the "
+                    "store again",
                 )
 
     @contextmanager
@@ -176,8 +176,8 @@ class ShardCache:
             raise UserError(
                 where,
                 "data.cache_dir",
-                f"cannot be written ({error.strerror or error}); name a directory with enough room, "
-                "or set data.cache_bytes, so that sets read no more make way",
+                f"cannot be written ({error.strerror or error}); name a directory with enough "
+                "space, or set data.cache_bytes so that sets not in use are evicted",
             ) from None
 
 

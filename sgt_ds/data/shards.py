@@ -82,13 +82,15 @@ class ShardHeader:
         Raises: UserError where they are no header of this version, or damaged.
         """
         if not content.startswith(MAGIC):
-            raise UserError(path, "magic", f"is no token shard; {REMEDY}")
+            raise UserError(path, "magic", f"is not a token shard; {REMEDY}")
         if len(content) < HEADER_BYTES:
-            raise UserError(path, "header", f"is cut short; {REMEDY}")
+            raise UserError(path, "header", f"is truncated; {REMEDY}")
         version = int.from_bytes(content[8:12], "little")
         if version != VERSION:
             raise UserError(
-                path, "version", f"{version} is unknown here (this is {VERSION}); prepare it again"
+                path,
+                "version",
+                f"{version} is not supported (this version reads {VERSION}); prepare it again",
             )
         checked = content[: HEADER_BYTES - _HEADER_CHECKSUM.size]
         (checksum,) = _HEADER_CHECKSUM.unpack(content[len(checked) : HEADER_BYTES])
@@ -216,7 +218,7 @@ class Shard:
     def document_starts(self, first: int, length: int) -> npt.NDArray[np.int64]:
         """For tokens first … first + length − 1, the place in them where each document starts.
 
-        Returns int64 (length,), rising; 0 for the document that the first of them lies in.
+        Returns int64 (length,), rising; 0 for the document that the first of them is in.
         """
         # Whole numbers: right of `first` is left of the next. One search, as each costs the same.
         low, high = self._starts.searchsorted((first + 1, first + length)).tolist()

@@ -35,7 +35,7 @@ Rows = Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]
 class TokenSet:
     """Shards of one directory, memory-mapped when first read.
 
-    A sequence of length N is N + 1 tokens, of which the last N are targets. Sequences lie at stride
+    A sequence of length N is N + 1 tokens, of which the last N are targets. Sequences are at stride
     N within a shard, so each token is a target once, save a shard's first one and what is left at
     its end, fewer than N.
     """
@@ -156,7 +156,7 @@ class TokenSet:
                 raise UserError(
                     shard.path,
                     "header",
-                    f"is not the shard that {NAME} names; prepare the set again",
+                    f"does not match {NAME}; prepare the set again",
                 )
             self._mapped[place] = shard
         return shard
@@ -171,7 +171,8 @@ class TokenSet:
             raise UserError(
                 self.path / self.manifest.shards[place].file,
                 "tokens",
-                f"holds id {highest}, and the tokenizer has {self.vocab_size} ids: the file is damaged; "
+                f"holds id {highest}, but the tokenizer has {self.vocab_size} ids: the file is "
+                "damaged; "
                 f"run `sgt-ds data verify {self.path}`, and {REMEDY}",
             )
 
@@ -242,8 +243,8 @@ def check_sequence_length(token_set: TokenSet, sequence_length: int) -> None:
         raise UserError(
             token_set.name,
             "data.sequence_length",
-            f"{sequence_length} needs shards of {sequence_length + 1} tokens, the longest here has "
-            f"{longest}; set {max(longest - 1, 1)} or less, or prepare larger files",
+            f"{sequence_length} needs shards of {sequence_length + 1} tokens, but the longest "
+            f"here has {longest}; set {max(longest - 1, 1)} or less, or prepare larger files",
         )
 
 
@@ -314,12 +315,10 @@ def _make_room(remote: list[TokenSet], data: DataConfig) -> None:
         removed = make_room(root, data.cache_bytes)
     except OSError as error:
         raise UserError(
-            root, "data.cache_dir", f"cannot be emptied ({error}); name a directory of yours"
+            root, "data.cache_dir", f"cannot be cleared ({error}); use a directory you own"
         ) from None
     if removed:
-        log.info(
-            "data.cache_bytes: %d files of sets read no more removed from %s", len(removed), root
-        )
+        log.info("data.cache_bytes: removed %d files of unused sets from %s", len(removed), root)
 
 
 def check_same_tokenizer(sets: list[TokenSet]) -> None:

@@ -59,10 +59,10 @@ def train_tokenizer(
     import sentencepiece
 
     if out.is_dir():
-        raise UserError(out, "--out", "is a directory; give a file, as tokenizer.model")
+        raise UserError(out, "--out", "is a directory; give a file, e.g. tokenizer.model")
     documents, sample = _sample(inputs, sample_bytes)
     if not sample:
-        raise UserError(inputs[0], None, "holds no document; give more input")
+        raise UserError(inputs[0], None, "contains no documents; give more input")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

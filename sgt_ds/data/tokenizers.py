@@ -1,4 +1,4 @@
-"""SentencePiece models and Hugging Face `tokenizers` files behind a small class. No files of data.
+"""SentencePiece models and Hugging Face `tokenizers` files behind one small class.
 
 Text in, ids out: no EOS and no BOS are added here, and special tokens spelt in a text are text.
 """
@@ -81,7 +81,7 @@ class Tokenizer:
         if eos is not None:
             found = eos if isinstance(eos, int) else self._backend.id_of(eos)
         if found is None:
-            what = f"has no token '{eos}'" if eos else "does not tell which token ends a document"
+            what = f"has no token '{eos}'" if eos else "does not say which token ends a document"
             raise UserError(path, "eos", f"{what}; name one of its tokens with --eos")
         self.eos_id = found
 
@@ -122,7 +122,9 @@ class _HuggingFace:
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise UserError(
-                path, None, f"is no Hugging Face tokenizers file ({error}); give its tokenizer.json"
+                path,
+                None,
+                f"is not a Hugging Face tokenizers file ({error}); give its tokenizer.json",
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

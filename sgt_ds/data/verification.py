@@ -31,7 +31,7 @@ def verify(directory: Path) -> list[str]:
     expected = manifest.files()
     for path in sorted(directory.iterdir()):
         if path.name not in expected:
-            faults.append(f"{path}: is no file of this set; remove it")
+            faults.append(f"{path}: is not part of this set; remove it")
     digests = {manifest.tokenizer.file: manifest.tokenizer.sha256}
     if manifest.skipped_list is not None:
         digests[manifest.skipped_list.file] = manifest.skipped_list.sha256
@@ -95,7 +95,7 @@ def check_first(token_set: TokenSet, tokens: int) -> None:
         raise UserError(
             file,
             None,
-            f"{fault}; `sgt-ds data verify {token_set.path}` names all files at fault: {REMEDY}",
+            f"{fault}; `sgt-ds data verify {token_set.path}` lists all damaged files: {REMEDY}",
         )
 
 
@@ -120,7 +120,7 @@ def _shard_faults(path: Path, checksum: str) -> list[str]:
             return []
         found = [f"{path}: {fault}" for fault in Shard(path).faults()]
         return [fault.removesuffix(f"; {REMEDY}") for fault in found] or [
-            f"{path}: is a sound shard, but not the one that the manifest names"
+            f"{path}: is a valid shard, but not the one in the manifest"
         ]
     except FileNotFoundError:
         return [f"{path}: is missing"]
@@ -156,7 +156,9 @@ def inspect(directory: Path, *, sample: int = 0, sample_tokens: int = 200) -> di
             decoded = tokenizer.decode(document.tolist())
         before += entry.documents
     if decoded is None:
-        raise UserError(directory, "--sample", f"{sample} is no document; the last is {before - 1}")
+        raise UserError(
+            directory, "--sample", f"{sample} is out of range; the last document is {before - 1}"
+        )
     return {
         "path": str(directory),
         "fingerprint": token_set.fingerprint,

@@ -55,7 +55,7 @@ class Demo:
         """Step 1: stories, or a sample of the user's documents, as C4 shards."""
         settings, console = self.settings, self.console
         if settings.data is None:
-            console.step(1, "Corpus: made stories, as C4 shards")
+            console.step(1, "Corpus: synthetic stories, as C4 shards")
             key = key_of("stories", STORIES_SEED, STORIES_BYTES, _sources())
         else:
             console.step(1, f"Corpus: the first {SAMPLE_BYTES / 1e6:.0f} MB of {settings.data}")
@@ -110,13 +110,15 @@ class Demo:
         )
         if self._reused("train", key, settings.run_dir):
             if seen := ledger.fact("train", "scrape"):
-                console.note(f"[4/6] its last scrape said: {seen}")
+                console.note(f"[4/6] its last scrape: {seen}")
             return
         if settings.run_dir.exists():
             if ledger.started_with("train") == key:
-                console.note(f"going on with {settings.run_dir}")
+                console.note(f"continuing {settings.run_dir}")
             else:
-                console.note(f"{settings.run_dir} was trained from other inputs: starting anew")
+                console.note(
+                    f"{settings.run_dir} was trained from different inputs: starting from scratch"
+                )
                 shutil.rmtree(settings.run_dir)
         ledger.begin("train", key)
         with self._timed():
@@ -127,7 +129,7 @@ class Demo:
     def convert(self) -> None:
         """Step 5: an export that stock transformers loads, and three continuations."""
         settings, console = self.settings, self.console
-        console.step(5, "Convert the checkpoint, and let the export speak in a fresh process")
+        console.step(5, "Convert the checkpoint, and generate from the export in a fresh process")
         key = key_of("convert", self.ledger.digests("train"))
         if not self._reused("convert", key, settings.export):
             shutil.rmtree(settings.export, ignore_errors=True)

@@ -166,7 +166,7 @@ def run(
                 console.progress(line)
         code = command.wait()
     if code:
-        raise CommandFailed((command.stderr or [f"{argv[0]}: no word; see {log}"])[-1], code)
+        raise CommandFailed((command.stderr or [f"{argv[0]}: no output; see {log}"])[-1], code)
     return "\n".join(command.stdout)
 
 

@@ -93,7 +93,7 @@ def _texts(pattern: str) -> Iterator[tuple[str, str]]:
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError,
                 zstandard.ZstdError) as error:  # fmt: skip
             raise UserError(
-                name, f"line {where}", f"is no row of a C4 shard ({error}); give .json, .json.gz "
+                name, f"line {where}", f"is not a row of a C4 shard ({error}); give .json, .json.gz "
                 "or .json.zst files with a field `text`"
             ) from None  # fmt: skip
 

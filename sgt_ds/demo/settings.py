@@ -75,7 +75,7 @@ class Settings:
         if not config.deepspeed.exists():
             found = shipped_config(config.deepspeed)
             if found is None:
-                raise UserError(config.deepspeed, None, "is missing; install sgt-ds anew")
+                raise UserError(config.deepspeed, None, "is missing; reinstall sgt-ds")
             changes.append(f"deepspeed={_shortest(found)}")
         return changes
 

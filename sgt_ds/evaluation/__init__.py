@@ -1,4 +1,4 @@
-"""Evaluation of anything that gives logits: tasks, perplexity, comparisons. Imports config, data.
+"""Evaluation of anything that gives logits: tasks, perplexity, comparisons.
 
 Loaded part by part when first asked for: naming a task needs no torch.
 """

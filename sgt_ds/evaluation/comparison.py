@@ -70,7 +70,7 @@ def compare(
     of_first, of_second = _by_task(first[1]), _by_task(second[1])
     shared = [key for key in of_first if key in of_second]
     if not shared:
-        raise UserError(second[0], None, f"shares no task and rule with {first[0]}")
+        raise UserError(second[0], None, f"has no task and rule in common with {first[0]}")
     generator = np.random.default_rng(seed)
     rows: list[Comparison] = []
     spreads: dict[str, list[tuple[float, float, Floats]]] = {}

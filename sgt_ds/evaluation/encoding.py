@@ -1,4 +1,4 @@
-"""Items to requests: how each rule cuts a question into tokens. Knows a tokenizer, no model."""
+"""Items to requests: how each rule splits a question into tokens. Knows a tokenizer, no model."""
 
 from __future__ import annotations
 
@@ -117,5 +117,5 @@ def _together(encoder: Encoder, context: str, continuation: str) -> tuple[list[i
 
 def _prefix(encoder: Encoder) -> list[int]:
     if encoder.prefix is None:
-        raise UserError("tokenizer", None, "has no token that begins or ends a text")
+        raise UserError("tokenizer", None, "has no BOS or EOS token")
     return [encoder.prefix]

@@ -1,4 +1,4 @@
-"""One question as it is asked: texts in front, texts to score, the right one. Knows no model."""
+"""One question: context texts, texts to score, the right choice. Knows no model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MMLU's 57 subjects in their four groups, as each of the two harnesses sorts them. Names only."""
+"""MMLU's 57 subjects in their four groups, as each of the two harnesses sorts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's configuration names for its evaluation: checked before anything starts. No torch."""
+"""What a run's configuration evaluates: checked before anything starts. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def named_tasks(settings: EvaluationConfig, config_file: str) -> list[tuple[str,
 
     def take(name: str, key: str) -> None:
         if name in names:
-            message = f"'{name}' stands twice in evaluation; name each task and text once"
+            message = f"'{name}' appears twice in evaluation; name each task and text once"
             raise UserError(config_file, f"{key}.name", message)
         names.add(name)
 

@@ -149,9 +149,9 @@ def check_writable(path: Path) -> None:
     """
     try:
         if not path.parent.is_dir():
-            fault = f"{path.parent} is no folder; make it, or name another one"
+            fault = f"{path.parent} is not a folder; create it, or name another one"
         elif path.exists() and not path.is_file():  # a device would be replaced
-            fault = f"{path} cannot be a file; name one in a folder"
+            fault = f"{path} is not a file name; name a file in a folder"
         else:
             # The writer makes a file beside it, too, with a longer name.
             prefix = f".{path.name}."
@@ -176,7 +176,9 @@ def read_items(path: Path) -> list[ItemResult]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(path, None, f"cannot be read ({error}); give a file of --out") from None
+        raise UserError(
+            path, None, f"cannot be read ({error}); give a file written by --out"
+        ) from None
     found = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -190,10 +192,10 @@ def read_items(path: Path) -> list[ItemResult]:
             field, fault = _contradiction(item)
         if fault:
             where = f"line {number}, {field}" if field else f"line {number}"
-            raise UserError(path, where, f"{fault}; give a file of `eval tasks --out`")
+            raise UserError(path, where, f"{fault}; give a file written by `eval tasks --out`")
         found.append(item)
     if not found:
-        raise UserError(path, None, "holds no item; give a file of `eval tasks --out`")
+        raise UserError(path, None, "contains no items; give a file written by `eval tasks --out`")
     return found
 
 
@@ -201,11 +203,11 @@ def _contradiction(item: ItemResult) -> tuple[str, str]:
     """The field that keeps an item from being scored, and why; empty where none does."""
     choices = len(item.log_likelihoods)
     if not 0 <= item.answer < choices:
-        return "answer", f"{item.answer} is none of the {choices} choices"
+        return "answer", f"{item.answer} is not one of the {choices} choices"
     if len(item.characters) != choices or min(item.characters) < 1:
         return "characters", f"must be {choices} counts, one for each choice"
     if item.bytes < 1:
-        return "bytes", f"{item.bytes} is no count"
+        return "bytes", f"{item.bytes} is not a count"
     return "", ""
 
 

@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations, in batches of like length. Knows ids and logits, no text.
+"""Log-likelihoods of continuations, batched by length. Knows ids and logits, no text.
 
 A batch is the same whoever runs it, so its numbers are too: work is shared by handing out whole
 batches, at any number of ranks, with the same result to the bit.
@@ -38,7 +38,9 @@ def request(context: Sequence[int], continuation: Sequence[int], positions: int)
     Raises: ValueError where the continuation is empty, or longer than `positions` by itself.
     """
     if not 0 < len(continuation) <= positions:
-        raise ValueError(f"a text of {len(continuation)} tokens; {positions} positions are there")
+        raise ValueError(
+            f"a text of {len(continuation)} tokens; {positions} positions are available"
+        )
     whole = [*context, *continuation][:-1][-positions:]
     return Request(tuple(whole), tuple(continuation))
 

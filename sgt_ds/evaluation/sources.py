@@ -1,4 +1,4 @@
-"""Rows of a task's data set, from files or through `datasets`, made into items. Knows no model."""
+"""Rows of a task's data set, from files or through `datasets`, as items. Knows no model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HUB = "datasets"
 
 
 def is_local(location: str) -> bool:
-    """Whether a task's rows lie in files of this machine."""
+    """Whether a task's rows are in files of this machine."""
     return not is_remote(location) and not _is_on_hub(location)
 
 
@@ -46,7 +46,7 @@ def load_questions(
     items = list(itertools.islice(_items(task, rule, location, split), limit))
     if not items:
         raise UserError(
-            location, task.name, f"has no row of split {split}; check the path and the split"
+            location, task.name, f"has no rows of split {split}; check the path and the split"
         )
     return Questions(task, rule, items)
 
@@ -57,11 +57,11 @@ def _items(task: Task, rule: Rule, location: str, split: str) -> Iterator[Item]:
             item = task.ask[rule](row, str(index))
         except KeyError as error:
             raise UserError(
-                file, place, f"has no {error} that {task.name} knows; {_remedy(task)}"
+                file, place, f"has no {error} that {task.name} can use; {_remedy(task)}"
             ) from None
         except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise UserError(
-                file, place, f"is no row of {task.name} ({error}); {_remedy(task)}"
+                file, place, f"is not a row of {task.name} ({error}); {_remedy(task)}"
             ) from None
         if item is None:
             continue
@@ -72,14 +72,14 @@ def _items(task: Task, rule: Rule, location: str, split: str) -> Iterator[Item]:
 
 
 def _remedy(task: Task) -> str:
-    return f"give rows in the form of {task.dataset}, or name the task that they are of"
+    return f"give rows in the format of {task.dataset}, or name the task they belong to"
 
 
 def _fault(item: Item) -> str | None:
     if not 0 <= item.answer < len(item.continuations):
-        return f"its answer {item.answer} is none of its {len(item.continuations)} choices"
+        return f"its answer {item.answer} is not one of its {len(item.continuations)} choices"
     if not all(isinstance(text, str) for text in (*item.contexts, *item.continuations)):
-        return "a text is no string"
+        return "a text is not a string"
     if not all(text.strip() for text in item.continuations):
         return "a choice is empty"
     return None
@@ -108,18 +108,18 @@ def _pattern(task: Task, location: str, split: str) -> str:
     for folder in folders:
         found = sorted(folder.glob(f"{split}.json*"))
         if len(found) > 1:
-            raise UserError(folder, split, f"is there as {len(found)} files; name one of them")
+            raise UserError(folder, split, f"exists as {len(found)} files; name one of them")
         if found:
             return str(found[0])
     if Path(location).is_dir():
-        fault = f"holds neither {split}.jsonl nor {task.folder}/{split}.jsonl, with .gz or .zst or plain"
+        fault = f"holds neither {split}.jsonl nor {task.folder}/{split}.jsonl, plain, .gz or .zst"
     else:
-        fault = "is no folder, nor a file of .json or .jsonl"
+        fault = "is neither a folder nor a .json or .jsonl file"
     raise UserError(location, None, f"{fault}; check the path and the split")
 
 
 def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str, Row]]:
-    remedy = f"give --data FOLDER that holds {task.folder}/{split}.jsonl (docs/evaluation.md)"
+    remedy = f"give --data FOLDER containing {task.folder}/{split}.jsonl (docs/evaluation.md)"
     try:
         import datasets
     except ImportError:

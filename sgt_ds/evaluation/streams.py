@@ -1,4 +1,4 @@
-"""What perplexity is measured on: rows of tokens of a prepared set or of texts, with their bytes.
+"""What perplexity is measured on: token rows from a prepared set or texts, with their bytes.
 
 Knows tokenizers and prepared sets, no model.
 """
@@ -59,7 +59,7 @@ def streams_of(
     """
     if Path(location).is_dir() or is_remote_set(location):
         if apart:
-            raise UserError(location, "--apart", "goes with texts; a prepared set is one row")
+            raise UserError(location, "--apart", "applies to texts; a prepared set is one row")
         token_set = open_token_set(location if is_remote(location) else Path(location), cache_dir)
         if verified:
             check_first(token_set, token_set.tokens if tokens is None else tokens + 1)
@@ -97,7 +97,7 @@ def text_streams(
     """Streams of texts, of about so many tokens together."""
     opening = encoder.prefix if apart else encoder.end
     if opening is None:
-        raise UserError(location, None, "the tokenizer has no end token; give texts --apart")
+        raise UserError(location, None, "the tokenizer has no end token; use --apart with texts")
     rows, sizes, left = [], [], tokens
     for text in texts:
         ids, size = encoder.encode(text, special=False), len(text.encode())
@@ -112,7 +112,7 @@ def text_streams(
             if left <= 0:
                 break
     if not rows:
-        raise UserError(location, None, "holds no text; give .txt or JSON Lines with `text`")
+        raise UserError(location, None, "contains no text; give .txt or JSON Lines with `text`")
     if not apart:
         rows, sizes = [[token for row in rows for token in row]], [sum(sizes)]
     return [
@@ -139,5 +139,5 @@ def _check_tokenizer(token_set: TokenSet, encoder: Encoder) -> None:
         encoder.end is not None and encoder.end != own.eos_id
     ):
         raise UserError(
-            token_set.name, "tokenizer", "is not the model's; give texts, or prepare them anew"
+            token_set.name, "tokenizer", "is not the model's; give texts, or prepare them again"
         )

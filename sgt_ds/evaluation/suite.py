@@ -1,4 +1,4 @@
-"""Several tasks asked of one model: requests planned once, then scored as often as wanted.
+"""Several tasks for one model: requests planned once, then scored repeatedly.
 
 Knows no file and no process group: who shares the work hands batches out and adds up the vectors.
 """

@@ -1,4 +1,4 @@
-"""The tasks: where their rows come from and how a row is asked under each rule. Knows no model.
+"""The tasks: where their rows come from and how each rule turns a row into a question. No model.
 
 Sources, read as facts and written anew: ai2-olmo 0.6.0 `olmo/eval/downstream.py`, lm-eval 0.4.13
 `lm_eval/tasks/`. docs/evaluation.md shows both rules side by side.
@@ -60,7 +60,7 @@ def _winogrande(row: Row, number: str) -> Item:
     """What follows the gap is scored after either name: contexts differ, continuations don't."""
     head, gap, tail = row["sentence"].partition("_")
     if not gap:
-        raise ValueError("sentence has no gap `_`")
+        raise ValueError("sentence has no blank `_`")
     contexts = (head + row["option1"], head + row["option2"])
     return Item(number, contexts, (f" {tail.strip()}",) * 2, int(row["answer"]) - 1)
 
@@ -247,7 +247,7 @@ def find_tasks(names: str, *, file: str = "--tasks", field: str | None = None) -
                 hint = f"{nearest(one, known)}; known: {', '.join(known)}"
                 raise UserError(file, field, f"'{one}' is unknown{hint}")
             if TASKS[one] in found:
-                raise UserError(file, field, f"'{one}' stands twice; name it once")
+                raise UserError(file, field, f"'{one}' is listed twice; name it once")
             found.append(TASKS[one])
     if not found:
         raise UserError(file, field, "names no task; try arc_easy")

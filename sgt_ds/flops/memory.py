@@ -1,4 +1,4 @@
-"""How much memory one rank needs at its peak. An estimate: knows shapes, ZeRO and what is kept.
+"""Peak memory of one rank. An estimate from shapes, ZeRO stage and what is kept.
 
 Two moments are compared, both with all activations held: the loss, with its logits, and the first
 block that is run backwards, with its working set and ZeRO's gradient buffers. The counts follow the

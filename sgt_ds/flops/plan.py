@@ -319,8 +319,8 @@ def _rate_warnings(warmup_steps: int, steps: int) -> list[str]:
     if warmup_steps < steps:
         return []
     return [
-        f"the learning rate only rises: its warm-up takes {warmup_steps} steps "
-        f"(optimizer.warmup_steps), the run has {steps}; warm up for less, or train longer"
+        f"the learning rate never decays: its warm-up takes {warmup_steps} steps "
+        f"(optimizer.warmup_steps) and the run has {steps}; shorten the warm-up, or train longer"
     ]
 
 

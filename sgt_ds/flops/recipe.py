@@ -1,4 +1,4 @@
-"""What a plan starts from: the paper's recipe, a run's configuration, or the head of a journal.
+"""The starting point of a plan: the paper's recipe, a run's configuration, or a journal header.
 
 Knows no flags; of DeepSpeed only what memory depends on.
 """
@@ -64,7 +64,7 @@ def recipe_of_journal(path: Path) -> Recipe:
         value = header.values.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UserError(
-                path, "line 1", f"the header's {key} is {value!r}, no count; correct it"
+                path, "line 1", f"the header's {key} is {value!r}, not a count; correct it"
             )
         counts.append(value)
     check_method(header.method, f"{path}: line 1")

@@ -1,4 +1,4 @@
-"""When a run's loops would start: the real policies, fed with made-up or journalled entropies.
+"""When a run's loops would start: the real policies, on synthetic or journalled entropies.
 
 Knows no FLOPs and no clock but the count of updates. The layers and heads that a made-up schedule
 names are examples: nobody knows before training which ones will be chosen, and FLOPs and memory

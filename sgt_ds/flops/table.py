@@ -1,4 +1,4 @@
-"""The plan as a table for a person. Knows no arithmetic but units."""
+"""The plan as a table for people. Knows no arithmetic but units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEANING = {
 def table(plan: Plan, preset: str | None = None, *, ranks_assumed: bool = False) -> str:
     """Totals, cases, events and memory, in lines of at most 100 columns.
 
-    `ranks_assumed`: nobody has said how many there are.
+    `ranks_assumed`: no one has said how many there are.
     """
     return "\n".join(_lines(plan, preset, ranks_assumed))
 
@@ -45,7 +45,7 @@ def _lines(plan: Plan, preset: str | None, ranks_assumed: bool) -> Iterator[str]
         f"{plan.steps:,} steps × {plan.global_batch_size:,} sequences × {plan.sequence_length:,} "
         f"positions = {plan.tokens:,} tokens"
     )
-    yield f"without loops: {flops(vanilla)} FLOPs a token, {flops(vanilla * plan.tokens)} in all"
+    yield f"without loops: {flops(vanilla)} FLOPs per token, {flops(vanilla * plan.tokens)} in all"
     yield ""
     yield f"{'schedule':<40} {'FLOPs':>12} {'overhead':>9}  last change"
     yield from _cases(plan)
@@ -55,7 +55,7 @@ def _lines(plan: Plan, preset: str | None, ranks_assumed: bool) -> Iterator[str]
     yield ""
     yield from _memory(plan.memory, plan)
     if ranks_assumed:
-        yield "  this number of ranks is assumed; --world-size gives another"
+        yield "  this number of ranks is assumed; set it with --world-size"
     if plan.speed is not None:
         cost = plan.speed.cost_of(plan.outcome.total_flops, plan.layout.world_size)
         seconds, gpu_hours = cost["seconds"] or 0.0, cost["gpu_hours"]
@@ -100,7 +100,7 @@ def _events(outcome: Outcome) -> Iterator[str]:
             f"{event.overhead_ratio:>9.2%}"
         )
     if any(event.heads and event.computed_heads != len(event.heads) for event in outcome.events):
-        yield "heads a>b: all a are computed for one window, then the b that stay"
+        yield "heads a>b: all a are computed for one window, then the remaining b"
 
 
 def _ranks(plan: Plan) -> str:
@@ -119,4 +119,4 @@ def _memory(memory: Memory, plan: Plan) -> Iterator[str]:
     for name, size in memory.as_json().items():
         yield f"  {name:<12} {size / bytes_of_unit:>9.2f} {unit}"
     if layout.fp8:
-        yield "  counted as in bf16: from a few thousand tokens a micro-batch on, float8 needs less"
+        yield "  counted as in bf16: from a few thousand tokens per micro-batch on, float8 needs less"

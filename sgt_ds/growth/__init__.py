@@ -1,4 +1,4 @@
-"""Growth: Θ, the policies that move it (pure), the journal, and the controller that trains use.
+"""Growth: Θ, the policies that change it (pure), the journal, and the controller used in training.
 
 `GrowthController` needs torch and is loaded when it is first asked for; the rest does not.
 """

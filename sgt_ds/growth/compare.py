@@ -1,4 +1,4 @@
-"""Where two runs' growth parts, and why: from their journals alone. Pure but for reading them."""
+"""Where and why the growth of two runs diverges, from their journals. Pure but for reading them."""
 
 from __future__ import annotations
 

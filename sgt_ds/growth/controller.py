@@ -1,6 +1,6 @@
-"""Growth while training runs: reduce over ranks, decide on rank 0, broadcast, verify on all.
+"""Growth during training: reduce over ranks, decide on rank 0, broadcast, verify on all.
 
-The only file of this room that knows torch.distributed. It knows no model: the trainer hands in
+The only module of this package that uses torch.distributed. It knows no model: the trainer hands in
 sums and reads Θ. Sums travel on the default process group; everything that a host must read
 (states, hashes) on a gloo group, so that no accelerator has to be waited for.
 """
@@ -218,8 +218,8 @@ class GrowthController:
             ranks = ", ".join(str(rank) for rank in odd)
             raise StateMismatch(
                 f"rank{'s' if len(odd) > 1 else ''} {ranks} of {len(digests)} "
-                f"hold{'' if len(odd) > 1 else 's'} another architectural state than the others; "
-                "resume from the last checkpoint"
+                f"hold{'' if len(odd) > 1 else 's'} a different architectural state from the "
+                "others; resume from the last checkpoint"
             )
 
     def state_dict(self) -> dict[str, Any]:

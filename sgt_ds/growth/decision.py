@@ -96,9 +96,9 @@ class Decision:
         """The decision that `as_json` described. Raises: KeyError, TypeError, ValueError."""
         rule, phase, margin = values["rule"], values["phase"], values["margin"]
         if rule not in get_args(Rule):
-            raise ValueError(f"rule {rule!r} is none of {', '.join(get_args(Rule))}")
+            raise ValueError(f"rule {rule!r} is not one of {', '.join(get_args(Rule))}")
         if phase not in get_args(Phase):
-            raise ValueError(f"phase {phase!r} is none of {', '.join(get_args(Phase))}")
+            raise ValueError(f"phase {phase!r} is not one of {', '.join(get_args(Phase))}")
         after = _checked(values["after"])
         # Written for readers that want no state; one that was edited must not pass for the other.
         for key, held in (("loops", loops_as_json(after)), ("growing_layer", after.growing_layer)):
@@ -153,5 +153,5 @@ def _hashed(state: State) -> dict[str, Any]:
 def _checked(values: Mapping[str, Any]) -> State:
     state = State.from_json(values)
     if values["hash"] != state.digest():
-        raise ValueError("a state does not fit its hash")
+        raise ValueError("a state does not match its hash")
     return state

@@ -1,4 +1,4 @@
-"""How a loop enters: Θ and the step in, the passes that a model runs out. Pure.
+"""How a loop enters: from Θ and the step to the passes that a model runs. Pure.
 
 Entry factors as in the paper's FLOPs (`decay`), without any (`none`), or rising (`ramp`).
 """
@@ -16,7 +16,7 @@ class Passes:
     """The passes of one looping layer in one update.
 
     `heads`: ascending indices of the heads that are computed; None means all of them.
-    `scale`: one factor a pass and computed head, shape (depth, heads), in [0, 1];
+    `scale`: one factor per pass and computed head, shape (depth, heads), in [0, 1];
     None means that no factor is applied. Its values change each step of a window, its shape and
     its presence only at a window's edges: a compiled block depends on `kind`, never on values.
     """

@@ -42,15 +42,16 @@ def settled_growth(config: RunConfig, journal: Path) -> GrowthConfig:
             raise _lost_journal(source, begun=journal.exists())
         chosen = source.chosen
         log.warning(
-            "growth.layers.chosen: %s taken as given; %s is gone, and nothing shows that they are "
-            "those of step %d",
+            "growth.layers.chosen: using %s as given; %s is gone, so it cannot be checked that "
+            "they are those of step %d",
             *(chosen, source.from_journal, source.step),
         )
     if chosen is None:
         chosen = list(layers_of_journal(source, config.growth, config.model))
         if source.chosen is not None and sorted(source.chosen) != chosen:
             message = (
-                f"{source.chosen} are not {chosen}, which {source.from_journal} gives; remove it"
+                f"{source.chosen} differs from {chosen}, the choice of {source.from_journal}; "
+                "remove it"
             )
             raise UserError("configuration", "growth.layers.chosen", message)
     update = {"layers": source.model_copy(update={"chosen": chosen})}
@@ -59,14 +60,14 @@ def settled_growth(config: RunConfig, journal: Path) -> GrowthConfig:
 
 def _lost_journal(source: FromJournal, *, begun: bool) -> UserError:
     """`begun`: whether the run directory holds a journal, so one of other settings."""
-    remedy = "name a run directory or a journal that is there, or give the layers as a list"
+    remedy = "name an existing run directory or journal, or give the layers as a list"
     if begun:
-        remedy = "put back the settings with which this run began (its run.yaml), or restore it"
+        remedy = "restore the settings this run began with (its run.yaml), or restore the journal"
     return UserError(
         "configuration",
         "growth.layers.from_journal",
-        f"no journal lies at {source.from_journal} to choose the layers of step {source.step} from; "
-        f"{remedy}",
+        f"there is no journal at {source.from_journal} from which to choose the layers of step "
+        f"{source.step}; {remedy}",
     )
 
 
@@ -119,7 +120,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any]) -> Journal:
-        """Start a new journal. Raises: UserError where a non-empty file lies there already."""
+        """Start a new journal. Raises: UserError where a non-empty file is there already."""
         if path.exists() and path.stat().st_size:
             raise UserError(path, None, "holds a journal already; choose another run_dir")
         journal = cls(path)
@@ -142,9 +143,9 @@ class Journal:
         with path.open("rb") as stream:
             first = _values(stream.readline())
         if first.get("type") != "header":
-            raise UserError(path, "line 1", "is no journal header; choose another run_dir")
+            raise UserError(path, "line 1", "is not a journal header; choose another run_dir")
         if first.get("config_hash") != header.get("config_hash"):
-            message = "belongs to a run of another configuration; choose another run_dir"
+            message = "belongs to a run with a different configuration; choose another run_dir"
             raise UserError(path, "line 1", message)
         return cls(path)
 

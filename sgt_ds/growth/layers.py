@@ -59,6 +59,6 @@ def layers_of_journal(
             raise UserError(path, None, f"{message}; choose another growth.layers.step")
         ranked = rank_layers(entropy.layer_means(), growth.exclude_layers)
         return tuple(sorted(ranked[: source.top]))
-    last = "no step before it was" if nearest is None else f"the last before it is {nearest}"
+    last = "no earlier step was" if nearest is None else f"the last one before it is {nearest}"
     message = f"step {source.step} was not measured, {last}; set growth.layers.step to one that was"
     raise UserError(path, None, message)

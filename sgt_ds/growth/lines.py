@@ -1,4 +1,4 @@
-"""Reading a growth journal, line by line, with every fault named by file and line. Pure but for IO.
+"""Reading a growth journal line by line, with every fault named by file and line. Pure but for IO.
 
 Two kinds of file are read: a run's own journal (header, measurements, decisions), and plain lines
 `{"step": t, "entropy": [[head…] per layer]}`; both as text or compressed with Zstandard.
@@ -90,7 +90,7 @@ def read_journal(path: Path, *, live: bool = False) -> tuple[Header | None, Iter
     texts = _texts(path, live)
     first = next(texts, None)
     if first is None:
-        raise UserError(path, None, "is empty; a journal has one JSON object a line")
+        raise UserError(path, None, "is empty; a journal has one JSON object per line")
     number, values = first
     if values.get("type") == "header":
         header = _header(path, number, values)
@@ -116,7 +116,7 @@ def _texts(path: Path, live: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
     except zstandard.ZstdError as error:
         where = f"line {number + 1}"
-        raise UserError(path, where, f"is no whole Zstandard file ({error})") from None
+        raise UserError(path, where, f"is not a complete Zstandard file ({error})") from None
 
 
 def _unpacked(stream: IO[bytes]) -> Iterator[bytes]:
@@ -137,7 +137,7 @@ def _unpacked(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no JSON; what is not finite is null")
+    raise ValueError(f"{text} is not valid JSON; write null for a value that is not finite")
 
 
 def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
@@ -145,21 +145,23 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
     try:
         values = json.loads(text, parse_constant=_no_number)
     except RecursionError:
-        raise UserError(path, where, "is nested too deeply; it is no journal line") from None
+        raise UserError(path, where, "is nested too deeply; it is not a journal line") from None
     except ValueError as error:
         if not text.endswith(b"\n"):
-            message = "is cut off; resume the run, which repairs its journal, or remove the line"
+            message = "is truncated; resume the run, which repairs its journal, or remove the line"
             raise UserError(path, where, message) from None
         problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise UserError(path, where, f"is not JSON ({problem}); correct it") from None
     if not isinstance(values, dict):
-        raise UserError(path, where, "is no JSON object; a journal has one object a line")
+        raise UserError(path, where, "is not a JSON object; a journal has one object per line")
     return values
 
 
 def _header(path: Path, number: int, values: dict[str, Any]) -> Header:
     if values.get("format") != FORMAT:
-        message = f"format {values.get('format')!r} is unknown; this version reads format {FORMAT}"
+        message = (
+            f"format {values.get('format')!r} is not supported; this version reads format {FORMAT}"
+        )
         raise UserError(path, f"line {number}", message)
     try:
         return Header(
@@ -197,9 +199,9 @@ def _lines(
             shape = shape or found
             if found != shape:
                 message = f"has {found[0]} layers × {found[1]} heads where {shape[0]} × {shape[1]}"
-                raise UserError(path, where, f"{message} stand before; it is of another model")
+                raise UserError(path, where, f"{message} came before; it belongs to another model")
             if measurement.step <= measured or measurement.step < last:
-                message = f"step {measurement.step} stands after step {max(measured, last)}"
+                message = f"step {measurement.step} comes after step {max(measured, last)}"
                 raise UserError(path, where, f"{message}; sort the lines by step")
             measured = last = measurement.step
             yield measurement
@@ -207,7 +209,7 @@ def _lines(
             line = _decision(path, where, values)
             if line.decision.step < last:
                 message = (
-                    f"step {line.decision.step} stands after step {last}; sort the lines by step"
+                    f"step {line.decision.step} comes after step {last}; sort the lines by step"
                 )
                 raise UserError(path, where, message)
             last = line.decision.step
@@ -215,23 +217,23 @@ def _lines(
         elif kind == "header":
             raise UserError(path, where, "a second header; a journal belongs to one run")
         else:
-            raise UserError(path, where, f"type {kind!r} is none of header, measure, decision")
+            raise UserError(path, where, f"type {kind!r} is not header, measure or decision")
 
 
 def _measurement(path: Path, where: str, values: dict[str, Any]) -> Measurement:
     step = values.get("step")
     if not _is_count(step):
-        raise UserError(path, where, f"step {step!r} is no count; it is no journal line")
+        raise UserError(path, where, f"step {step!r} is not a count; it is not a journal line")
     entropy = _rows(path, where, "entropy", values.get("entropy"), highest=1.0)
     if values.get("stderr") is None:
         stderr: Rows = tuple((math.nan,) * len(heads) for heads in entropy)
     else:
         stderr = _rows(path, where, "stderr", values["stderr"], highest=math.inf)
         if [len(heads) for heads in stderr] != [len(heads) for heads in entropy]:
-            raise UserError(path, where, "stderr has another shape than entropy")
+            raise UserError(path, where, "stderr and entropy have different shapes")
     sequences = values.get("sequences", 0)
     if not _is_count(sequences):
-        raise UserError(path, where, f"sequences {sequences!r} is no count; correct it")
+        raise UserError(path, where, f"sequences {sequences!r} is not a count; correct it")
     adopted = values.get("adopted", False)
     if not isinstance(adopted, bool):
         raise UserError(path, where, f"adopted is {adopted!r}; give true or false")
@@ -244,7 +246,9 @@ def _is_count(value: object) -> bool:
 
 def _rows(path: Path, where: str, field: str, rows: object, *, highest: float) -> Rows:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
-        message = f"{field} must be a list of layers, each a list of heads; it is no journal line"
+        message = (
+            f"{field} must be a list of layers, each a list of heads; it is not a journal line"
+        )
         raise UserError(path, where, message)
     if not rows[0] or any(len(row) != len(rows[0]) for row in rows):
         raise UserError(path, where, f"{field} must have the same number of heads in every layer")
@@ -276,4 +280,4 @@ def _decision(path: Path, where: str, values: dict[str, Any]) -> DecisionLine:
     except KeyError as error:
         raise UserError(path, where, f"the decision lacks {error}; correct it") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(path, where, f"is no decision ({error}); correct it") from None
+        raise UserError(path, where, f"is not a valid decision ({error}); correct it") from None

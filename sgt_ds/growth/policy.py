@@ -1,4 +1,4 @@
-"""What a growth policy is, and the registry of all of them. A new method is a file and a line here.
+"""The growth policy protocol and the registry. A new method is a file and one line here.
 
 A policy is pure: equal arguments, equal decisions. It knows no model and no process group.
 """
@@ -41,7 +41,7 @@ class Policy(Protocol):
         ...
 
 
-# Where each method's policy is made: module of this room and callable (growth, model) -> Policy.
+# Where each method's policy is made: module of this package and callable (growth, model) -> Policy.
 POLICIES: Mapping[str, str] = MappingProxyType(
     {
         "vanilla": "vanilla.vanilla",

@@ -1,4 +1,4 @@
-"""Order of layers and heads by entropy, with ties and margins settled in one place. Pure."""
+"""Order of layers and heads by entropy, with ties and margins handled in one place. Pure."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from sgt_ds.growth.statistics import EntropyAverage
 
 
 def first_gap(lines: Iterable[Line], initial: State) -> int | None:
-    """The step of the first decision that does not go on from what the one before left.
+    """The step of the first decision that does not continue from what the one before left.
 
     Lines are missing before it. None in a whole journal. `initial`: Θ at its beginning.
     """
@@ -36,7 +36,7 @@ def check_whole(path: Path, header: Header) -> None:
         raise UserError(
             path,
             f"step {gap}",
-            "was decided with loops to which no line before leads: lines are missing; restore the "
+            "starts from loops that no earlier line explains; lines are missing; restore the "
             "journal from a copy",
         )
 

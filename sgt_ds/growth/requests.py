@@ -1,4 +1,4 @@
-"""What an operator asks of a live run: a file in its directory, which the run looks for."""
+"""Operator requests to a live run: a file in its directory, which the run looks for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sgt_ds.growth.lines import journal_in
 def request_freeze(run: Path) -> Path:
     """Ask a run to freeze its growth from the next decision on. Returns the file that says so.
 
-    Raises: UserError where `run` is no run directory.
+    Raises: UserError where `run` is not a run directory.
     """
     if not run.is_dir():
-        raise UserError(run, None, "is no run directory; give the run_dir of a run")
+        raise UserError(run, None, "is not a run directory; give the run_dir of a run")
     journal_in(run)
     request = RunLayout(run).freeze_request
     try:

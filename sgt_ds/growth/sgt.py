@@ -76,7 +76,7 @@ class SparseGrowing:
             if chosen is not None:
                 return self._activate(step, usable, state, chosen, candidates, margin, ranking)
             side = "shallower" if self._deep_first else "deeper"
-            reason = f"no eligible layer: no candidate is {side} than every looping layer"
+            reason = f"no eligible layer: no candidate is {side} than all looping layers"
         else:
             reason = f"candidate gone: growing layer {growing} is not among the candidates"
         return stall(step, reason, state, self.phase(step, state), candidates, margin, ranking)

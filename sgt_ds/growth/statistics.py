@@ -1,4 +1,4 @@
-"""Entropy statistics of one update and their moving average, as numbers that a journal can hold.
+"""Entropy statistics of one update and their moving average, as numbers for the journal.
 
 Knows no model, no process group and no policy. What is decided from is exactly what is written
 down: shortest float32 text, NaN (`null` in JSON) where not finite. Paper, eq. 4 and 5.
@@ -96,7 +96,7 @@ def as_journalled(value: float) -> float:
 class EntropyAverage:
     """Exponential moving average over measurements: ē ← ema·ē + (1 − ema)·e, from the first on.
 
-    A head whose measurement is not finite has no value at that step, and its average goes on
+    A head whose measurement is not finite has no value at that step, and its average continues
     from the last finite one: a single NaN must not blind every later window.
     """
 

@@ -1,4 +1,4 @@
-"""Method `vanilla`: no loop, ever. Its entropies are measured and journalled all the same."""
+"""Method `vanilla`: no loops. Its entropies are still measured and journalled."""
 
 from __future__ import annotations
 

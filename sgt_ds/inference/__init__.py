@@ -1,4 +1,4 @@
-"""From a checkpoint to something people serve: conversion, the exported model's code, generation.
+"""From checkpoint to serving: conversion, the exported model's code, generation.
 
 `hf/modeling_sgt.py` travels with every export that loops and knows nothing of this package.
 """

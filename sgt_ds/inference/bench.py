@@ -1,4 +1,4 @@
-"""How fast exports prefill and decode: vanilla beside loops, on the same weights, in one run.
+"""Prefill and decode speed of exports: vanilla against loops, on the same weights, in one run.
 
 Cases take turns, round by round, so that a busy machine slows all of them. Weights are random: what
 is timed does not depend on them. Knows no checkpoint and no tokenizer.

@@ -67,11 +67,13 @@ def model_card(facts: Facts) -> str:
 
 def _opening(facts: Facts) -> str:
     if facts.model_type == "llama":
-        return "A LLaMA-architecture language model; stock `transformers` loads it, no code needed."
+        return (
+            "A LLaMA-architecture language model; stock `transformers` loads it without extra code."
+        )
     return (
         "A language model of LLaMA architecture in which some layers re-apply some of their "
-        "attention heads. `modeling_sgt.py` beside the weights holds all the code it needs; it "
-        "wants `transformers` 5.23 or later and `trust_remote_code=True`."
+        "attention heads. `modeling_sgt.py`, next to the weights, holds all the code it needs; it "
+        "requires `transformers` 5.23 or later and `trust_remote_code=True`."
     )
 
 
@@ -84,8 +86,9 @@ def _loops(facts: Facts) -> str:
         for layer, loop in facts.loops.items()
     ]
     note = (
-        "\nThe checkpoint lies within the entry of a loop: `scale` in `config.json` holds the factors "
-        "of that step, so that this is exactly the function that the next update would have seen.\n"
+        "\nThe checkpoint was taken while a loop was entering: `scale` in `config.json` holds the "
+        "factors of that step, so this is exactly the function that the next update would have "
+        "used.\n"
         if facts.entering
         else ""
     )

@@ -70,7 +70,7 @@ def convert(
     exists, or where it can't be written; nothing is left of `out` then.
     """
     if dtype not in DTYPES:
-        raise UserError("--dtype", None, f"'{dtype}' is none of {', '.join(DTYPES)}")
+        raise UserError("--dtype", None, f"'{dtype}' is not one of {', '.join(DTYPES)}")
     limit = parse_size(max_shard_size)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(out, None, "exists already; remove it or choose another --out")
@@ -102,7 +102,9 @@ def _convert(
         checksum = masters.bit_sum()
         if weights.taken != checksum:
             raise UserError(
-                source.path, None, "the weights do not add up to the partitions; use another one"
+                source.path,
+                None,
+                "the weights do not match the checksum of the partitions; use another checkpoint",
             )
         with Progress("check", size, "B") as progress:
             for shard in shards:
@@ -189,7 +191,7 @@ def _ranges(
     for name, view in named.items():
         base = view if id(view) in names else view._base
         if base is None or not view.is_contiguous():
-            raise AssertionError(f"{name} is no contiguous part of one parameter")
+            raise AssertionError(f"{name} is not a contiguous part of one parameter")
         ranges[name] = (names[id(base)], int(view.storage_offset()), tuple(view.shape))
     if sum(math.prod(shape) for _, _, shape in ranges.values()) != sum(
         map(math.prod, shapes.values())
@@ -201,7 +203,7 @@ def _ranges(
 
 def _misfit(source: Source, reason: str) -> UserError:
     return UserError(
-        source.path, None, f"is of another architecture than its state.json says: it {reason}"
+        source.path, None, f"does not match the architecture in its state.json: it {reason}"
     )
 
 
@@ -209,7 +211,7 @@ def _tokenizer_file(source: Source, given: str | None) -> Path | None:
     path = source.tokenizer if given is None else None if given == "none" else Path(given)
     if path is not None and not path.is_file():
         raise UserError(
-            path, "tokenizer", "is not there; give --tokenizer FILE, or none to omit it"
+            path, "tokenizer", "does not exist; give --tokenizer FILE, or none to omit it"
         )
     if path is not None:
         check_tokenizer(path, source)
@@ -300,9 +302,7 @@ def _check_tensor(
         torch.equal(piece, cast(master, dtype, name))
         for piece, master in zip(in_pieces(written), weights.pieces(name), strict=True)
     ):
-        raise UserError(
-            source.path, name, "was written otherwise than it lies in the partitions; try again"
-        )
+        raise UserError(source.path, name, "differs on disk from the partitions; try again")
 
 
 def _write_configs(folder: Path, config: Any, ids: TokenIds | None, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The device that a user names, or a GPU where there is one. Knows no model."""
+"""The device named by the user, or a GPU if there is one. Knows no model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def usable_device(name: str | None) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError:
-        raise UserError("--device", None, f"'{wanted}' is no device; {there}") from None
+        raise UserError("--device", None, f"'{wanted}' is not a device; {there}") from None
     if device.type == "cuda" and (device.index or 0) >= gpus:
-        raise UserError("--device", None, f"'{wanted}' is not there; {there}")
+        raise UserError("--device", None, f"'{wanted}' does not exist here; {there}")
     try:
         # Of what "meta" holds there are no values.
         torch.empty(1, device=device).tolist()

@@ -1,4 +1,4 @@
-"""What is wrong with a model's folder that does not load, in one line. Knows no model."""
+"""Why a model's folder does not load, in one line. Knows no model."""
 
 from __future__ import annotations
 

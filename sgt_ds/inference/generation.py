@@ -33,7 +33,7 @@ class Sampling:
     """How the next token is chosen and when to stop."""
 
     max_new_tokens: int = 64
-    """Tokens after the prompt, at most."""
+    """Maximum number of tokens after the prompt."""
     temperature: float = 0.0
     """0 takes the likeliest token; above, logits are divided by it and a token is drawn."""
     top_p: float = 1.0
@@ -85,7 +85,7 @@ class TextGenerator:
     `directory`: what `sgt-ds convert` wrote. `device`: as torch names it; None takes a GPU where
     there is one. `dtype`: bf16, fp16, fp32, or None for that of the export (float32 on a CPU,
     where half precision is slow).
-    Raises: UserError where the folder is no export or holds no tokenizer.
+    Raises: UserError where the folder is not an export or holds no tokenizer.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class TextGenerator:
         inputs = self._encode(prompts)
         trained = self.model.config.max_position_embeddings
         if inputs["input_ids"].shape[1] + sampling.max_new_tokens > trained:
-            log.warning("going beyond the %d positions that the model was trained on", trained)
+            log.warning("exceeding the %d positions that the model was trained on", trained)
         choice: dict[str, Any] = {"do_sample": False}
         if sampling.temperature > 0:
             choice = {
@@ -163,9 +163,9 @@ class TextGenerator:
             first = self.tokenizer.eos_token_id
         if first is None and not all(rows):
             raise UserError(
-                "--prompt", None, "is empty, and no token begins a text; give some text"
+                "--prompt", None, "is empty, and the tokenizer has no BOS token; give some text"
             )
-        # Nothing to go on from: begin a text as training did, behind the end of another.
+        # Nothing to continue from: begin a text as training did, behind the end of another.
         rows = [row or [first] for row in rows]
         width = max(map(len, rows))
         fill = self.tokenizer.pad_token_id or 0
@@ -198,17 +198,17 @@ class TextGenerator:
 def _model_class(directory: Path) -> Any:
     """The class that loads the export in `directory`. Raises: UserError."""
     path = directory / "config.json"
-    remedy = "give what `sgt-ds convert` wrote"
+    remedy = "give a folder written by `sgt-ds convert`"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            directory, None, "is no export (no config.json); `sgt-ds convert` writes one"
+            directory, None, "is not an export (no config.json); `sgt-ds convert` writes one"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(path, None, f"cannot be read ({error}); convert again") from None
     if not isinstance(values, dict) or "model_type" not in values:
-        raise UserError(path, "model_type", f"is missing, so this is no export; {remedy}")
+        raise UserError(path, "model_type", f"is missing, so this is not an export; {remedy}")
     model_type = values["model_type"]
     if model_type == "llama":
         from transformers import LlamaForCausalLM

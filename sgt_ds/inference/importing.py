@@ -1,4 +1,4 @@
-"""From a LLaMA of Hugging Face to a training start. The inverse of conversion.
+"""From a Hugging Face LLaMA to a training start. The inverse of conversion.
 
 What the training model computes otherwise is refused by name; what can be brought over without
 changing the function (shared embeddings, grouped key-value heads, rows that pad the vocabulary) is.
@@ -72,7 +72,7 @@ def import_model(
             for shard in shards:
                 for name, written in read_back(folder, shard):
                     if not torch.equal(written, cast(weights.take(name), "fp32", name)):
-                        raise UserError(out, name, "was written otherwise than read; try again")
+                        raise UserError(out, name, "differs on disk from what was read; try again")
                     progress.advance(written.numel() * written.itemsize)
         for name in _TOKENIZER_FILES:
             if (directory / name).is_file():
@@ -123,7 +123,8 @@ class _Weights:
             raise UserError(
                 self._directory,
                 min(unknown),
-                "has no place in the training model; only LLaMA without biases can be imported",
+                "has no counterpart in the training model; only LLaMA without biases can be "
+                "imported",
             )
         return self
 
@@ -181,11 +182,11 @@ def _read_config(directory: Path) -> Any:
         raise UserError(path, "model_type", "is missing; give the folder of a LLaMA")
     kind = values["model_type"]
     if kind == "sgt":
-        raise UserError(
-            path, "loops", "would be lost; train its run on, from its own run directory"
-        )
+        raise UserError(path, "loops", "would be lost; continue its run in its own run directory")
     if kind != "llama":
-        raise UserError(path, "model_type", f"'{kind}' is not llama, the one that can be trained")
+        raise UserError(
+            path, "model_type", f"'{kind}' is not llama, the only one that can be trained"
+        )
     if values.get("quantization_config"):
         raise UserError(path, "quantization_config", "is set; import the original weights")
     from transformers import LlamaConfig
@@ -200,7 +201,7 @@ def _read_config(directory: Path) -> Any:
     try:
         return LlamaConfig.from_dict(values)
     except Exception as error:  # its validation raises classes of its own
-        raise UserError(path, None, f"is no configuration of a LLaMA ({error})") from None
+        raise UserError(path, None, f"is not a LLaMA configuration ({error})") from None
 
 
 def _model_of(directory: Path, config: Any, vocab_size: int | None) -> ModelConfig:
@@ -223,7 +224,7 @@ def _model_of(directory: Path, config: Any, vocab_size: int | None) -> ModelConf
         (
             "rope_parameters.partial_rotary_factor",
             rope.get("partial_rotary_factor", 1.0) == 1.0,
-            "is not 1; the training model turns whole heads",
+            "is not 1; the training model applies RoPE to whole heads",
         ),
         (
             "head_dim",
@@ -257,7 +258,7 @@ def _model_of(directory: Path, config: Any, vocab_size: int | None) -> ModelConf
             "--vocab-size",
             None,
             f"{vocab_size} does not fit the model's {config.vocab_size} rows; give the number of "
-            "ids that its tokenizer has",
+            "ids its tokenizer has",
         )
     return model
 
@@ -275,7 +276,7 @@ def _files_of(directory: Path) -> dict[str, Path]:
         raise UserError(index, None, f"cannot be read ({error}); copy it again") from None
     if not single.is_file():
         raise UserError(
-            directory, single.name, "is missing; only safetensors are read, pickles are not"
+            directory, single.name, "is missing; only safetensors are read, not pickles"
         )
     with _opened(single) as stream:
         return dict.fromkeys(stream.keys(), single)

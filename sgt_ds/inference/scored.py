@@ -63,7 +63,7 @@ def load_scored_model(
     place = usable_device(device)
     if (directory / "config.json").is_file():
         if tag is not None:
-            raise UserError("--tag", None, f"names a checkpoint, and {directory} is a model")
+            raise UserError("--tag", None, f"names a checkpoint, but {directory} is a model")
         return _from_folder(directory, place, dtype)
     path = find_checkpoint(directory, tag)
     with being_read(path):
@@ -150,14 +150,18 @@ def _from_checkpoint(path: Path, device: torch.device, dtype: str | None) -> Sco
     verify_source(path)
     source = read_source(path)
     if source.tokenizer is None or not source.tokenizer.is_file():
-        raise UserError(path, "tokenizer", f"{source.tokenizer} is not there; convert, and give it")
+        raise UserError(
+            path,
+            "tokenizer",
+            f"{source.tokenizer} does not exist; convert the checkpoint with --tokenizer FILE",
+        )
     check_tokenizer(source.tokenizer, source)
     weights = MasterWeights(path)
     model = Transformer(source.model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if weights.shapes.get(name) != tuple(parameter.shape):
-                raise UserError(path, name, "is not as the state tells; use another checkpoint")
+                raise UserError(path, name, "does not match the state; use another checkpoint")
             parameter.copy_(weights.read(name, 0, parameter.numel()).view(parameter.shape))
     model.to(device, DTYPES[dtype or "fp32"])
     loops = loop_inputs(source.passes, device)

@@ -1,4 +1,4 @@
-"""The checkpoint that a conversion starts from: found, its state read into types, verified."""
+"""The checkpoint of a conversion: found, its state read into types, verified."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def find_checkpoint(given: Path, tag: str | None) -> Path:
             if info.path.name == wanted:
                 return info.path
         names = ", ".join(info.path.name for info in found) or "none"
-        raise UserError(given, "--tag", f"'{tag}' is no checkpoint here; there are: {names}")
+        raise UserError(given, "--tag", f"'{tag}' is not a checkpoint here; available: {names}")
     if found:
         return found[0].path
     if (given / checkpoints.MANIFEST_NAME).exists() or (given / checkpoints.STATE_NAME).exists():
         return given
-    raise UserError(given, None, "holds no checkpoint; name a run, or one of its checkpoints")
+    raise UserError(given, None, "holds no checkpoints; name a run, or one of its checkpoints")
 
 
 def verify_source(path: Path) -> None:
@@ -80,8 +80,8 @@ def _another(path: Path) -> str:
     folder = path.parent
     whole = [info for info in checkpoints.list_checkpoints(folder) if info.fault is None]
     if any(info.path.name != path.name for info in whole):
-        return f"name one that `sgt-ds checkpoint verify {folder}` calls good"
-    return "no other one here is whole, copy it back from elsewhere or train anew"
+        return f"use one that `sgt-ds checkpoint verify {folder}` reports as good"
+    return "no other one here is complete; restore it from a copy, or retrain"
 
 
 def read_source(path: Path) -> Source:
@@ -105,16 +105,16 @@ def read_source(path: Path) -> Source:
         key = "flops"
         flops = {str(name): int(value) for name, value in values["flops"].items()}
     except KeyError as error:
-        raise UserError(file, str(error).strip("'"), "is missing; no state of a run") from None
+        raise UserError(file, str(error).strip("'"), "is missing; not the state of a run") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, (key, *first["loc"])))
         raise UserError(file, where, f"{first['msg']}; use another checkpoint") from None
     except (TypeError, ValueError, AttributeError) as error:
-        raise UserError(file, key, f"is not as a run writes it ({error})") from None
+        raise UserError(file, key, f"is not as written by a run ({error})") from None
     for layer, loop in state.loops.items():
         if not 0 <= layer < model.num_layers or not _heads_exist(loop.heads, model.num_heads):
-            raise UserError(file, f"state.loops.{layer}", "does not fit the model's shape")
+            raise UserError(file, f"state.loops.{layer}", "does not match the model's shape")
     tokenizer, tokens, length = (values.get(k) for k in ("tokenizer", "tokens", "sequence_length"))
     versions = ", ".join(
         f"{name} {values[key]}"

@@ -53,7 +53,9 @@ def export_tokenizer(path: Path, out: Path, *, vocab_size: int, sequence_length:
     size = _size(tokenizer)
     if size > vocab_size:
         raise UserError(
-            path, "tokenizer", f"has {size} ids and the model {vocab_size}; give the run's own"
+            path,
+            "tokenizer",
+            f"has {size} ids but the model has {vocab_size}; give the run's tokenizer",
         )
     ids = _ids(path, tokenizer, size)
     names = {
@@ -99,16 +101,16 @@ def check_tokenizer(path: Path, source: Source) -> None:
     given = _read(path)
     if own is not None and own.is_file() and _digest(own) == sha256:
         fault = _difference(_words(given), _words(_read(own)))
-        remedy = "leave --tokenizer out to take the run's own"
+        remedy = "omit --tokenizer to use the run's own"
     else:
         size = _size(given)
         fault = "" if ids in (None, size) else f"has {size:,} ids, not {ids:,}"
         if own is not None and path.resolve() == own.resolve():
             fault = fault or "is not the same file"  # its words are gone, but its digest is known
-        remedy = "give `sgt-ds convert --tokenizer` a copy of that one"
+        remedy = "pass a copy of that one to `sgt-ds convert --tokenizer`"
     if fault:
         raise UserError(
-            path, "tokenizer", f"{fault}, as the one that the model was trained with; {remedy}"
+            path, "tokenizer", f"{fault}, as the one the model was trained with has; {remedy}"
         )
 
 
@@ -136,7 +138,9 @@ def _read(path: Path) -> Any:
             if tokenizer.encode("a").ids != tokenizer.encode("a", add_special_tokens=False).ids:
                 tokenizer.post_processor = None
         except Exception as error:  # `tokenizers` raises no narrower class
-            raise UserError(path, "tokenizer", f"is no tokenizer ({error}); give another") from None
+            raise UserError(
+                path, "tokenizer", f"is not a tokenizer ({error}); give another"
+            ) from None
     else:
         tokenizer = tokenizer_of(path)
     tokenizer.no_truncation()

@@ -1,4 +1,4 @@
-"""Weights out: safetensors shards written one tensor at a time, and read back. Knows no growth."""
+"""Weights out: safetensors shards written one tensor at a time, and read back. No growth."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse_size(text: str) -> int:
             size = int(float(number) * factor)
             if size > 0:
                 return size
-    raise UserError("--max-shard-size", None, f"'{text}' is no size; write 5GB, 500MB or 1GiB")
+    raise UserError("--max-shard-size", None, f"'{text}' is not a size; write 5GB, 500MB or 1GiB")
 
 
 def plan_shards(shapes: Mapping[str, tuple[int, ...]], dtype: str, limit: int) -> list[Shard]:

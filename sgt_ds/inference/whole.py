@@ -1,4 +1,4 @@
-"""A folder that is whole or absent, and the one line that tells why it is not there."""
+"""A folder written atomically, and the one line that says why it could not be."""
 
 from __future__ import annotations
 

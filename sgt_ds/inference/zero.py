@@ -60,7 +60,7 @@ class MasterWeights:
     def read(self, name: str, start: int, count: int) -> Tensor:
         """`count` elements of a parameter from its flat index `start`: float32 (count,).
 
-        A view of the mapped file where they lie in one partition, a copy otherwise.
+        A view of the mapped file where they are in one partition, a copy otherwise.
         """
         place = self._places[name]
         return self._span(place.group, place.offset + start, count)
@@ -93,7 +93,7 @@ class MasterWeights:
                 found[int(match[1])] = path
             elif path.name != MODEL_FILE and _FOREIGN_FILE.fullmatch(path.name):
                 raise UserError(
-                    path, None, "is of ZeRO-3 or tensor parallelism; only ZeRO 0 to 2 can be read"
+                    path, None, "uses ZeRO-3 or tensor parallelism; only ZeRO 0 to 2 can be read"
                 )
         return [found[rank] for rank in sorted(found)]
 
@@ -101,13 +101,13 @@ class MasterWeights:
         shapes = model.get("param_shapes")
         if not isinstance(shapes, list):
             raise UserError(
-                self.checkpoint / MODEL_FILE, "param_shapes", "is missing; no ZeRO file"
+                self.checkpoint / MODEL_FILE, "param_shapes", "is missing; not a ZeRO file"
             )
         for path in files:
             saved: Any = self._load(path).get("optimizer_state_dict")
             count = saved.get("partition_count") if isinstance(saved, dict) else None
             if count is None:
-                raise UserError(path, "partition_count", "is missing; no file of ZeRO 1 or 2")
+                raise UserError(path, "partition_count", "is missing; not a ZeRO 1 or 2 file")
             ranks = max(count) if isinstance(count, list) else count
             if ranks != len(files):
                 raise UserError(
@@ -138,7 +138,7 @@ class MasterWeights:
             raise UserError(
                 self.checkpoint,
                 None,
-                f"partitions hold {available} elements of a group that has {offset}; copy it again",
+                f"partitions hold {available} elements of a group of {offset}; copy it again",
             )
         self._padding.append((index, offset, max(available - offset, 0)))
 
@@ -146,7 +146,7 @@ class MasterWeights:
         module = model.get("module")
         if not isinstance(module, dict) or model.get("param_shapes") is not None:
             raise UserError(
-                self.checkpoint, None, "*_optim_states.pt files are missing; copy them as well"
+                self.checkpoint, None, "*_optim_states.pt files are missing; copy them too"
             )
         for name, tensor in module.items():
             if tensor.dtype != torch.float32:
@@ -161,7 +161,7 @@ class MasterWeights:
     def _load(self, path: Path) -> dict[str, Any]:
         values = load_payload(path, mmap=True)
         if not isinstance(values, dict):
-            raise UserError(path, None, "is no file of DeepSpeed; use another checkpoint")
+            raise UserError(path, None, "is not a DeepSpeed file; use another checkpoint")
         return values
 
 

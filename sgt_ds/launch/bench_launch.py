@@ -1,4 +1,4 @@
-"""Whole runs that a bench starts through DeepSpeed's launcher on this host, and waits for."""
+"""Whole runs that a benchmark starts through DeepSpeed's launcher on this host, and waits for."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def gpu_arguments(ranks: int) -> tuple[str, str]:
         raise UserError(
             _GPUS,
             None,
-            "is set and names no GPU, but DeepSpeed's launcher would take the first ones all the "
-            "same; name those that are free by number, or unset it",
+            "is set but names no GPU, and DeepSpeed's launcher would still take the first ones; "
+            "list the free GPUs by number, or unset it",
         )
     # DeepSpeed's launcher takes the first GPUs of the host, whichever ones are to be seen.
     chosen = [gpu.strip() for gpu in os.environ.get(_GPUS, "").split(",") if gpu.strip()]
@@ -85,8 +85,8 @@ def gpu_arguments(ranks: int) -> tuple[str, str]:
         raise UserError(
             _GPUS,
             None,
-            f"names no {ranks} GPUs by number ({','.join(chosen)}); name more, or ask for fewer "
-            "ranks",
+            f"does not list {ranks} GPUs by number ({','.join(chosen)}); list more, or ask for "
+            "fewer ranks",
         )
     if chosen:
         return "--include", f"localhost:{','.join(chosen[:ranks])}"
@@ -98,7 +98,7 @@ def make_scratch(scratch: Path) -> None:
     try:
         scratch.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"{scratch} cannot be made ({error.strerror}); give another folder"
+        message = f"{scratch} cannot be created ({error.strerror}); give another folder"
         raise UserError("--scratch", None, message) from None
 
 
@@ -111,7 +111,7 @@ def scratch_for(given: Path | None) -> Iterator[Path]:
     """
     if given is not None:
         if given.exists() and (not given.is_dir() or any(given.iterdir())):
-            raise UserError("--scratch", None, f"{given} is no empty directory; give a new one")
+            raise UserError("--scratch", None, f"{given} is not an empty directory; give a new one")
         yield given
         return
     made = Path(tempfile.mkdtemp(prefix="sgt-ds-bench-"))

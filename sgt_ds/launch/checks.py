@@ -1,4 +1,4 @@
-"""What can be known to be wrong before a launch, data sets left to their own room.
+"""Faults that can be detected before a launch, except those of data sets.
 
 Starts no training, imports no torch.
 """
@@ -58,7 +58,9 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
         if not isinstance(path, Path):
             continue
         if not path.is_dir():
-            raise UserError(config_file, key, f"{path} is no checkpoint directory; check the path")
+            raise UserError(
+                config_file, key, f"{path} is not a checkpoint directory; check the path"
+            )
         check_architecture(config, config_file, path)
     _check_steps(config, config_file)
     # Once saved, a run needs its start no more.
@@ -74,7 +76,9 @@ def check_can_be_made(run_dir: Path, config_file: str) -> None:
     there = next(each for each in (path, *path.parents) if os.path.lexists(each))
     if not there.is_dir():
         raise UserError(
-            config_file, "run_dir", f"{there} is no folder; choose another run_dir than {run_dir}"
+            config_file,
+            "run_dir",
+            f"{there} is not a folder; choose a run_dir other than {run_dir}",
         )
     try:
         # Permission bits tell too little: they let root write to /proc.
@@ -83,7 +87,8 @@ def check_can_be_made(run_dir: Path, config_file: str) -> None:
         raise UserError(
             config_file,
             "run_dir",
-            f"{run_dir}: nothing can be made in {there} ({error.strerror}); choose another run_dir",
+            f"{run_dir}: nothing can be created in {there} ({error.strerror}); choose another "
+            "run_dir",
         ) from None
 
 
@@ -128,8 +133,8 @@ def _check_steps(config: RunConfig, config_file: str) -> None:
         raise UserError(
             config_file,
             "training.steps",
-            f"{config.training.steps} is not above the fork's step {step}; they count from its "
-            f"parent's start, so give {step + 1} or more",
+            f"{config.training.steps} is not above the fork's step {step}; steps count from the "
+            f"start of its parent, so give {step + 1} or more",
         )
 
 
@@ -148,8 +153,8 @@ def check_architecture(config: RunConfig, config_file: str, checkpoint: Path) ->
             raise UserError(
                 config_file,
                 f"model.{key}",
-                f"is {getattr(config.model, key)}, and {saved} in {checkpoint}; set {saved}, or name "
-                "another checkpoint",
+                f"is {getattr(config.model, key)}, but {saved} in {checkpoint}; set {saved}, or "
+                "name another checkpoint",
             )
 
 
@@ -160,8 +165,8 @@ def check_compiler(config_file: str) -> None:
         raise UserError(
             config_file,
             "training.compile",
-            f"needs a C++ compiler and {chosen or 'g++'} is not there; install one or set it to "
-            "false",
+            f"needs a C++ compiler, and {chosen or 'g++'} was not found; install one, or set it "
+            "to false",
         )
 
 
@@ -183,8 +188,8 @@ def check_build_locks(cache: Path | None = None) -> None:
             raise UserError(
                 lock,
                 None,
-                f"is {age / 60:.0f} minutes old: a build that was killed left it, and every run "
-                "would wait for it; remove it",
+                f"is {age / 60:.0f} minutes old: a killed build left it, and every run would wait "
+                "for it; remove it",
             )
 
 
@@ -195,7 +200,7 @@ def _check_password(config: RunConfig, config_file: str, target: Target) -> None
         raise UserError(
             config_file,
             "telemetry.password",
-            "is not handed to ranks on other hosts; use telemetry.password_file",
+            "is not passed to ranks on other hosts; use telemetry.password_file",
         )
 
 
@@ -223,8 +228,8 @@ def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
             port,
             config_file,
             "telemetry.port",
-            f"set another ({ranks} from it on must be free), or telemetry.port_in_use: next to take "
-            "the next free one",
+            f"choose another ({ranks} ports from there on must be free), or set "
+            "telemetry.port_in_use: next to take the next free one",
         )
 
 
@@ -241,8 +246,8 @@ def _check_address(host: str, config_file: str) -> None:
         raise UserError(
             config_file,
             "telemetry.host",
-            f"'{host}' is no address of this machine ({why}); give one of its own, or 0.0.0.0 for "
-            "all of them",
+            f"'{host}' is not an address of this machine ({why}); give one of its addresses, or "
+            "0.0.0.0 for all",
         ) from None
 
 

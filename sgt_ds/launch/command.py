@@ -1,4 +1,4 @@
-"""The `deepspeed` command of a launch, and the address at which its ranks meet. Starts nothing."""
+"""The `deepspeed` command of a launch, and its rendezvous address. Starts nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def deepspeed_command(
     """
     command = [sys.executable, "-m", "sgt_ds.launch.multinode", "--log_level=warning"]
     if target.local:
-        # A path that is no file: else DeepSpeed takes /job/hostfile where a cluster has one.
+        # A path that is not a file: else DeepSpeed takes /job/hostfile where a cluster has one.
         command += [
             f"--hostfile={hostfile.with_name('none')}",
             f"--num_gpus={target.world_size}",

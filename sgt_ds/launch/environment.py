@@ -1,4 +1,4 @@
-"""What a launch hands to the processes of every host: an allow-list of variables, as one file.
+"""What a launch passes to the processes of every host: an allow-list of variables, as one file.
 
 DeepSpeed puts what it forwards on a command line, where every user of a host can read it; so no
 secret may be among it. Its own reader of `.deepspeed_env` fails on a blank line; this one does not.
@@ -75,13 +75,13 @@ def read_environment_file(path: Path) -> dict[str, str]:
         name, value = name.strip(), value.strip()
         field = f"line {number}"
         if not equals or _VARIABLE.fullmatch(name) is None:
-            raise UserError(path, field, "is no NAME=value; correct or remove it")
+            raise UserError(path, field, "is not NAME=value; correct or remove it")
         if _SECRET.search(name.upper()):
             raise UserError(
                 path,
                 field,
-                f"{name} would stand on a command line for every user to read; set it "
-                "in each host's own environment",
+                f"{name} would be visible to every user on a command line; set it in each host's "
+                "own environment",
             )
         if _SHELL.search(value):
             raise UserError(path, field, f"the value of {name} holds shell characters; remove them")

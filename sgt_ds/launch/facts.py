@@ -1,4 +1,4 @@
-"""What a host is: versions, GPUs, clock, free ports, and whether it sees what others write.
+"""Facts about a host: versions, GPUs, clock, free ports, and whether it sees shared files.
 
 `python -m sgt_ds.launch.facts JSON` prints them as JSON; it runs on every host of a hostfile,
 through ssh. Loads neither torch nor deepspeed.

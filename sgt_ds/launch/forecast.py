@@ -1,4 +1,4 @@
-"""Step time past the machines at hand: a model from measured parts, checked against the points.
+"""Step time beyond the machines at hand: a model from measured parts, checked against the points.
 
 Points are what `sgt-ds bench train --json` writes. Pure arithmetic; knows no run and no device.
 
@@ -245,12 +245,13 @@ def link_of(collectives: Mapping[str, Any], ranks: int) -> Link:
     small, large = seconds["small"], seconds["large"]
     if not 0 < small < large:
         raise ValueError(
-            f"{size} bytes in {large:g} s, {SMALL_BYTES} bytes in {small:g} s: the large one is to "
+            f"{size} bytes in {large:g} s, {SMALL_BYTES} bytes in {small:g} s: the large one must "
             "take longer"
         )
     if size / large < SMALL_BYTES / small:
         raise ValueError(
-            f"{size} bytes in {large:g} s are fewer a second than {SMALL_BYTES} bytes in {small:g} s"
+            f"{size} bytes in {large:g} s is fewer bytes per second than {SMALL_BYTES} bytes in "
+            f"{small:g} s"
         )
     carried = 2 * (ranks - 1) / ranks * size
     return Link(carried / (large - small), small)

@@ -1,4 +1,4 @@
-"""Hostfiles: `host slots=N` lines in, hosts or one clear line out. Asks no host anything.
+"""Hostfiles: `host slots=N` lines in, hosts or one clear error out. Contacts no host.
 
 Stricter than DeepSpeed, whose pattern takes `slots=0` and `slots=8x`, and which trains on one node
 where the file is missing. What passes here means the same to DeepSpeed, pdsh, ssh and OpenMPI.
@@ -55,21 +55,21 @@ def parse_hostfile(path: Path) -> list[Host]:
             raise UserError(
                 path,
                 f"line {number}",
-                f"{host.name} stands on line {seen[key].line} already; keep one line for it, with "
-                "all its slots",
+                f"{host.name} is already on line {seen[key].line}; keep one line for it, with all "
+                "its slots",
             )
         seen[key] = host
         hosts.append(host)
     if not hosts:
-        raise UserError(path, None, "names no host; write lines like `worker-1 slots=8`")
+        raise UserError(path, None, "lists no hosts; write lines like `worker-1 slots=8`")
     if len(hosts) > 1:
         for host in hosts:
             if host.is_loopback:
                 raise UserError(
                     path,
                     f"line {host.line}",
-                    f"{host.name} means another machine on each host; write the name by which the "
-                    "other hosts reach it",
+                    f"{host.name} means a different machine on each host; write the name by which "
+                    "the other hosts reach it",
                 )
     return hosts
 
@@ -98,11 +98,11 @@ def _lines(path: Path) -> list[str]:
             path,
             None,
             "no such hostfile; check the path, relative to the current directory, or write one: "
-            "`worker-1 slots=8`, a line a machine",
+            "one line per machine, e.g. `worker-1 slots=8`",
         )
     try:
         if not path.is_file():
-            raise UserError(path, None, "is no file; give the path of a hostfile")
+            raise UserError(path, None, "is not a file; give the path of a hostfile")
         if path.stat().st_size > MAX_BYTES:
             raise UserError(path, None, f"has more than {MAX_BYTES} bytes; is it a hostfile?")
         data = path.read_bytes()
@@ -113,7 +113,7 @@ def _lines(path: Path) -> list[str]:
             path,
             "line 1",
             "begins with a byte-order mark, which becomes part of the host's name; "
-            "save it as UTF-8 without one",
+            "save it as UTF-8 without BOM",
         )
     lines = []
     for number, line in enumerate(data.split(b"\n"), start=1):
@@ -136,15 +136,17 @@ def _parse_entry(path: Path, number: int, entry: str) -> Host:
     match = _SLOTS.fullmatch(rest[0])
     if match is None:
         raise UserError(
-            path, field, f"{' '.join(rest)!r} is no `slots=N`; write it without spaces, N in digits"
+            path,
+            field,
+            f"{' '.join(rest)!r} is not `slots=N`; write it without spaces, N in digits",
         )
     if len(rest) > 1:
         raise UserError(
-            path, field, f"{' '.join(rest[1:])!r} behind the slots is not understood; remove it"
+            path, field, f"{' '.join(rest[1:])!r} after the slots is not understood; remove it"
         )
     digits = match[1].lstrip("0")
     if not digits:
-        raise UserError(path, field, f"slots=0 gives {name} no rank; remove the line or raise it")
+        raise UserError(path, field, f"slots=0 gives {name} no ranks; remove the line or raise it")
     if len(digits) > len(str(MAX_SLOTS)) or int(digits) > MAX_SLOTS:
         raise UserError(
             path,
@@ -159,20 +161,22 @@ def _check_name(path: Path, field: str, name: str) -> None:
         raise UserError(path, field, f"{name!r} begins with '-': ssh would take it for an option")
     if "=" in name:
         raise UserError(
-            path, field, f"{name!r} stands where the host belongs; write `host slots=8`"
+            path, field, f"{name!r} is where the host name belongs; write `host slots=8`"
         )
     if ":" in name:
         raise UserError(
             path,
             field,
-            f"{name!r} holds ':', and DeepSpeed reads `host:slots`; for an IPv6 address "
-            "write a host name that /etc/hosts maps to it",
+            f"{name!r} holds ':', which DeepSpeed parses as `host:slots`; for an IPv6 address use "
+            "a host name that /etc/hosts maps to it",
         )
     if "@" in name:
-        raise UserError(path, field, f"{name!r} holds a user; set `User` for it in ~/.ssh/config")
+        raise UserError(
+            path, field, f"{name!r} contains a user; set `User` for it in ~/.ssh/config"
+        )
     if len(name) > 253 or _NAME.fullmatch(name) is None:
         raise UserError(
-            path, field, f"{name[:80]!r} is no host name; use letters, digits, '-', '_' and '.'"
+            path, field, f"{name[:80]!r} is not a host name; use letters, digits, '-', '_' and '.'"
         )
     if _DOTTED.fullmatch(name):
         parts = name.split(".")
@@ -180,5 +184,5 @@ def _check_name(path: Path, field: str, name: str) -> None:
             raise UserError(
                 path,
                 field,
-                f"{name!r} is no IPv4 address: write four numbers from 0 to 255, or a host name",
+                f"{name!r} is not an IPv4 address: write four numbers from 0 to 255, or a host name",
             )

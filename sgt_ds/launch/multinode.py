@@ -1,4 +1,4 @@
-"""DeepSpeed's runner, made to leave other jobs alone: what it kills, it finds by the run's id.
+"""DeepSpeed's runner, changed to leave other jobs alone: it finds processes by the run's id.
 
 `python -m sgt_ds.launch.multinode …` takes the runner's own arguments. On SIGTERM the original runs
 `pkill -f "… deepspeed.launcher.launch"` on every host, which hits every job of the user.

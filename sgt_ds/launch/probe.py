@@ -1,4 +1,4 @@
-"""Asks every host of a hostfile whether it is fit to train with the others. Starts no training."""
+"""Checks whether every host of a hostfile is fit to train with the others. Starts no training."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def probe(
             if not one.facts.reads_shared:
                 one.faults.append(f"does not see what this machine writes to {shared}")
             elif not written[one.host.name]:
-                one.faults.append(f"what it writes to {shared} is not seen here")
+                one.faults.append(f"what it writes to {shared} is not visible here")
     return found
 
 
@@ -148,12 +148,12 @@ def _ports(host: Host, metrics_port: int | None, master_port: int | None) -> lis
 
 def _probed(host: Host, answer: Answer, *, by_ssh: bool) -> Probed:
     if answer.fault:
-        how = "not reached by ssh" if by_ssh else "cannot be asked"
+        how = "not reachable by ssh" if by_ssh else "cannot be queried"
         return Probed(host, None, 0.0, [f"{how}: {answer.fault}"])
     try:
         facts = Facts(**json.loads(answer.output.splitlines()[-1]))
     except (ValueError, TypeError, IndexError):
-        return Probed(host, None, 0.0, [f"answers with something else: {answer.output[-100:]!r}"])
+        return Probed(host, None, 0.0, [f"gave an unexpected answer: {answer.output[-100:]!r}"])
     return Probed(host, facts, facts.clock - answer.at, [])
 
 
@@ -174,12 +174,12 @@ def _faults(one: Probed, usual: dict[str, str], found: Sequence[Probed]) -> list
         if own == "missing" and (name != "ds_configs" or usual[name] != "missing"):
             faults.append(f"has no {title}")
         elif own != usual[name]:
-            faults.append(f"has {title} {own}, others {usual[name]}")
+            faults.append(f"has {title} {own}, others have {usual[name]}")
     some_have = any(other.facts is not None and other.facts.gpus for other in found)
     if some_have and facts.gpus < one.host.slots:
         faults.append(f"has {facts.gpus} GPUs for {one.host.slots} slots")
     if abs(one.skew_seconds) > MAX_SKEW_SECONDS:
         faults.append(f"its clock differs by {one.skew_seconds:+.1f} s")
     if facts.taken_ports:
-        faults.append(f"ports are taken: {', '.join(map(str, facts.taken_ports))}")
+        faults.append(f"ports in use: {', '.join(map(str, facts.taken_ports))}")
     return faults

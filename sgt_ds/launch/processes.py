@@ -1,4 +1,4 @@
-"""The processes of one run on this machine: found by the id that each carries, ended exactly.
+"""The processes of one run on this machine: found by the id each carries, and only those killed.
 
 `python -m sgt_ds.launch.processes list|kill RUN_ID` does the same on another host, through ssh.
 Knows no launcher. Needs Linux (`/proc`, pidfd).

@@ -1,4 +1,4 @@
-"""What is written beside a run while it is supervised: who runs it, where, under which id.
+"""What is recorded while a run is supervised: who runs it, where, under which id.
 
 RUN/control/run.json is there while `sgt-ds train` runs; RUN/control/lock is held by it.
 """
@@ -75,7 +75,7 @@ def read_record(run_dir: Path) -> RunRecord | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(path, None, f"is not what sgt-ds wrote ({error}); remove it") from None
+        raise UserError(path, None, f"is not as written by sgt-ds ({error}); remove it") from None
     return record
 
 
@@ -97,7 +97,7 @@ class StopAsked:
         self._request.touch()
 
     def is_set(self) -> bool:
-        """Whether `ask` was called by anybody, or somebody made the request's file by hand."""
+        """Whether `ask` was called by anybody, or someone made the request's file by hand."""
         return self._mark.exists() or self._request.exists()
 
     def clear(self) -> None:

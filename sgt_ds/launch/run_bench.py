@@ -1,4 +1,4 @@
-"""`bench train`: whole runs through the launcher, methods and numbers of ranks beside each other.
+"""`bench train`: whole runs through the launcher, comparing methods and numbers of ranks.
 
 Every figure comes from what a run tells anybody: rows of its metrics.jsonl, and its ranks'
 exporters, scraped as Prometheus would. Knows no model and no engine.
@@ -231,7 +231,7 @@ def _figures(
     if len(scraper.last) < ranks:
         raise SgtError(
             f"{directory}: only {len(scraper.last)} of {ranks} exporters could be scraped; its "
-            "updates are too quick, give more --updates"
+            "updates are too quick; raise --updates"
         )
     tokens = setting.global_batch[ranks] * setting.config.data.sequence_length
     seconds = sorted(tokens / speed for speed in speeds)

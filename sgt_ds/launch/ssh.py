@@ -1,4 +1,4 @@
-"""Asks hosts something through ssh, all at once and within a time limit. Knows no run."""
+"""Queries hosts through ssh, in parallel and with a time limit. Knows no run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def ask(
             process.kill()
             with suppress(subprocess.TimeoutExpired):  # a child of it may hold its output open
                 process.communicate(timeout=KILLED_SECONDS)
-            answers[host] = Answer("", f"does not answer within {within_seconds:.0f} s", 0)
+            answers[host] = Answer("", f"did not answer within {within_seconds:.0f} s", 0)
             continue
         fault = ""
         if process.returncode:

@@ -1,4 +1,4 @@
-"""Ends a run from outside its supervisor: asks, waits, and kills exactly what is left."""
+"""Stops a run from outside its supervisor: asks, waits, and kills exactly what is left."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         raise UserError(
             run_dir,
             None,
-            "no run of `sgt-ds train` is in progress; one under the raw launcher ends when "
+            "no run of `sgt-ds train` is in progress; a run under the raw launcher stops when "
             f"{RunLayout(run_dir).stop_request} appears",
         )
     StopAsked(run_dir).ask()
-    say(f"asked the ranks to save and end; waiting up to {grace_seconds:.0f} s")
+    say(f"asked the ranks to save and exit; waiting up to {grace_seconds:.0f} s")
     deadline = time.monotonic() + grace_seconds
     ended = False
     while not ended and time.monotonic() < deadline:
@@ -58,15 +58,15 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
     _await_supervisor(record)
     _tidy(run_dir, record)
     if left:
-        raise SgtError(f"{run_dir}: killed, but not for sure: {'; '.join(left)}")
+        raise SgtError(f"{run_dir}: killed, but some processes may remain: {'; '.join(left)}")
     raise SgtError(
-        f"{run_dir}: did not end within {grace_seconds:.0f} s and was killed; "
+        f"{run_dir}: did not exit within {grace_seconds:.0f} s and was killed; "
         f"{last_checkpoint(run_dir)}"
     )
 
 
 def check_not_complete(run_dir: Path, nothing: str) -> None:
-    """Raises: UserError where the run has nothing left to do, and nobody trains it.
+    """Raises: UserError where the run has nothing left to do, and no one trains it.
 
     `nothing`: what there is not to do about it, as "to stop".
     """

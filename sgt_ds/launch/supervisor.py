@@ -66,7 +66,7 @@ class Launch:
 
 
 Prepare = Callable[[Sequence[str]], Launch]
-"""Reads and checks everything anew, under more `key=value` overrides. Raises: UserError."""
+"""Reads and checks everything again, under more `key=value` overrides. Raises: UserError."""
 
 
 class StopSignals:
@@ -179,7 +179,7 @@ def _supervise_node(launch: Launch, grace_seconds: float) -> int:
 
 
 def last_checkpoint(run_dir: Path) -> str:
-    """Where a run that ended can go on, for a message."""
+    """Where a run that ended can continue, for a message."""
     step = newest_step(RunLayout(run_dir))
     return f"last checkpoint: step {step}" if step >= 0 else "no checkpoint was saved"
 
@@ -199,7 +199,7 @@ def end_everywhere(record: RunRecord, *, hurried: bool = False) -> list[str]:
     left = []
     here = kill_processes(record.run_id)
     if here:
-        left.append(f"{here} processes on this host do not die")
+        left.append(f"{here} processes on this host cannot be killed")
     remote, port = record.remote_hosts, record.ssh_port
     for host, said in on_hosts("kill", record.run_id, remote, port, hurried=hurried).items():
         if said != "0":
@@ -222,7 +222,7 @@ def _run_once(
         write_record(run_dir, record)
     watch = Watch(run_dir, record.run_id)
     watch.begin(first_host=not target.node_rank)
-    _say(f"starting {_ranks_words(target)}; each one's log is in {RunLayout(run_dir).logs}")
+    _say(f"starting {_ranks_words(target)}; their logs are in {RunLayout(run_dir).logs}")
     child = _start(launch, record)
     forced = ""
     try:
@@ -238,7 +238,7 @@ def _run_once(
         # The launcher carries the id too; reap it.
         child.wait()
     for fault in left:
-        _say(f"cannot make sure that nothing is left: {fault}")
+        _say(f"could not confirm that all processes ended: {fault}")
     if forced:
         return status, f"{forced}; {last_checkpoint(run_dir)}"
     stopping = bool(signals.count) or asked.is_set()
@@ -300,15 +300,15 @@ def _wait(
             asked_at, seen = time.monotonic(), signals.count
             asked.ask()
             _say(
-                f"asked to stop: the ranks save and end within {grace_seconds:.0f} s; "
-                "a second signal ends them at once"
+                f"stop requested: the ranks save and exit within {grace_seconds:.0f} s; "
+                "a second signal kills them at once"
             )
         if asked_at is not None:
             if signals.count > max(seen, 1):
-                why = "ended at once, as asked; what was not saved is lost"
+                why = "killed at once, as requested; unsaved progress is lost"
                 return why, 128 + signals.number
             if time.monotonic() - asked_at > grace_seconds:
-                why = f"did not stop within {grace_seconds:.0f} s and was ended"
+                why = f"did not stop within {grace_seconds:.0f} s and was killed"
                 return why, 128 + (signals.number or signal.SIGTERM)
         if hang := watch.hang():
             return hang, 1
@@ -331,18 +331,18 @@ def _judge(
     if returncode == BAD_INPUT:
         return BAD_INPUT, f"the run failed with status {returncode}; {last_checkpoint(run_dir)}"
     if returncode or orphans or (deaths and step < steps):
-        cause = "it" if not returncode else f"it ended with status {returncode}"
+        cause = "it" if not returncode else f"it exited with status {returncode}"
         if returncode < 0:
-            cause = f"its launcher was ended by signal {-returncode}"
+            cause = f"its launcher was killed by signal {-returncode}"
         elif orphans and not returncode:
-            cause = "its launcher ended before its ranks"
+            cause = "its launcher exited before its ranks"
         return 1, f"the run failed: {deaths or cause}; {last_checkpoint(run_dir)}"
     if stopping:
         saved = f"saved at step {step} of {steps}" if step else "no update was saved"
-        return 0, f"stopped as asked; {saved}"
+        return 0, f"stopped as requested; {saved}"
     if step < steps:
         # DeepSpeed's launcher returns 0 where a part of it was killed.
-        return 1, f"the run ended at step {step} of {steps} without being asked to"
+        return 1, f"the run ended at step {step} of {steps} without being asked to stop"
     return 0, f"complete at step {step}"
 
 
@@ -372,18 +372,18 @@ def check_unattended(run_dir: Path) -> None:
         raise UserError(
             run_dir,
             "run_dir",
-            f"is still being trained on {where}, by processes whose supervisor is gone; "
-            f"`sgt-ds stop {run_dir}` ends them",
+            f"is still being trained on {where}, by processes whose supervisor is gone; `sgt-ds "
+            f"stop {run_dir}` stops them",
         )
     remove_record(run_dir)
 
 
 def _prepare_again(prepare: Prepare, overrides: Sequence[str], before: Launch) -> Launch:
-    """The launch anew; the one before where a file is being edited just now."""
+    """The launch again; the one before where a file is being edited just now."""
     try:
         return prepare(overrides)
     except SgtError as error:
-        _say(f"keeping the settings of the last start: {error}")
+        _say(f"keeping the settings of the previous start: {error}")
         return before
 
 

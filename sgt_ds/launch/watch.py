@@ -1,4 +1,4 @@
-"""What the supervisor sees of the ranks: their signs of life. Ends nothing itself."""
+"""What the supervisor sees of the ranks: their heartbeats. Ends nothing itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NODE_MARK = ".node"
 
 
 def launch_name(run_id: str) -> str:
-    """The name under which all ranks of a launch, on whatever host, leave their signs of life."""
+    """The name under which all ranks of a launch, on whatever host, leave their heartbeats."""
     return run_id.partition(_NODE_MARK)[0]
 
 
@@ -25,7 +25,7 @@ def node_run_id(launch: str, node_rank: int) -> str:
 
 
 class Watch:
-    """Looks after the ranks of one launch, and lets them see that somebody does."""
+    """Looks after the ranks of one launch, and lets them see that someone does."""
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self._folder = RunLayout(run_dir).signs_of_life(launch_name(run_id))
@@ -52,7 +52,7 @@ class Watch:
             heartbeats.renew_supervisor(self._folder)
             told = self._folder / heartbeats.HANG_FILE
             if told.exists() and told.stat().st_mtime >= self._began:
-                return told.read_text(encoding="utf-8").strip() or "nothing moves any more"
+                return told.read_text(encoding="utf-8").strip() or "nothing is making progress"
             beats = self._with_silence(since)
             quiet = heartbeats.silent(beats)
             if quiet:

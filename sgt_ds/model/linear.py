@@ -41,12 +41,12 @@ def float8_fault(device: torch.device) -> str | None:
         return None
     name = torch.cuda.get_device_name(device)
     if torch.version.cuda is None:
-        return f"{name}, which is no NVIDIA GPU"
+        return f"{name}, which is not an NVIDIA GPU"
     capability = torch.cuda.get_device_capability(device)
     if capability >= FLOAT8_CAPABILITY:
         return None
     own, least = (".".join(map(str, pair)) for pair in (capability, FLOAT8_CAPABILITY))
-    return f"{name}, which has compute capability {own} and no float8 before {least}"
+    return f"{name}, which has compute capability {own}; float8 needs {least}"
 
 
 class _Float8Linear(torch.autograd.Function):

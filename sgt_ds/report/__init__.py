@@ -1,4 +1,4 @@
-"""What a person reads of a run without Grafana: the terminal view, and the HTML report."""
+"""Views of a run without Grafana: the terminal view, and the HTML report."""
 
 from sgt_ds.report.access import Access
 from sgt_ds.report.growth_time import GrowthPause, growth_pauses

@@ -1,4 +1,4 @@
-"""How exporters are asked: over TLS, with a client's certificate, with a name and password."""
+"""How exporters are queried: over TLS, with a client certificate, with user name and password."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Access:
 def access_of_run(given: Access, run_dir: Path) -> tuple[str, Access]:
     """The scheme of a run's exporters, and `given` filled up by what its run.yaml tells.
 
-    The certificate that it serves is trusted as it lies there; a client's own is told nowhere.
+    The certificate that it serves is trusted as it is there; a client's own is reported nowhere.
     """
     try:
         telemetry = load_run_config(RunLayout(run_dir).config).telemetry
@@ -113,8 +113,8 @@ def _wanted(reason: object) -> str:
     if "certificate_verify_failed" in text or "certificate verify failed" in text:
         return "; give the authority that signed it as --ca-file"
     if "certificate required" in text or "certificate_required" in text:
-        return "; give a client's --cert and --key"
+        return "; give a client certificate with --cert and --key"
     if "eof occurred" in text or "connection reset" in text:
         # A server that wants one closes after the handshake; its alert may be lost in that.
-        return "; if it wants one, give a client's --cert and --key"
+        return "; if the exporter requires a client certificate, give --cert and --key"
     return ""

@@ -1,4 +1,4 @@
-"""What growing has cost a run in time: updates that took longer because something in Θ was new."""
+"""Time that growth cost a run: updates that took longer because something in Θ was new."""
 
 from __future__ import annotations
 

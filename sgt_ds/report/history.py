@@ -1,4 +1,4 @@
-"""The whole story of one run, from its directory: what a report shows. Knows no page or plot."""
+"""The full history of one run, from its directory: what a report shows. No page and no plot."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Entropies:
     """Every measurement, as layer means and as variances between the heads of a layer.
 
     `means`, `variances`: [layer][measurement], NaN where not finite.
-    `heads`: [layer][head], the moving average of now, from which growth decides.
+    `heads`: [layer][head], the current moving average, from which growth decides.
     """
 
     steps: list[int] = field(default_factory=list)
@@ -175,7 +175,7 @@ def read_history(run_dir: Path, name: str | None = None) -> RunHistory:
     """
     layout = RunLayout(run_dir)
     if not run_dir.is_dir():
-        raise UserError(run_dir, None, "is no run directory; give the run_dir of a run")
+        raise UserError(run_dir, None, "is not a run directory; give the run_dir of a run")
     journal = _begun_journal(run_dir)
     if not layout.metrics.exists() and journal is None:
         message = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
@@ -243,7 +243,9 @@ def _validation(path: Path, row: Row, updates: Sequence[Update]) -> Validation:
 def _scores(path: Path, row: Row) -> list[Score]:
     tasks = row["evaluation"]
     if not isinstance(tasks, dict) or not all(isinstance(one, dict) for one in tasks.values()):
-        raise UserError(path, f"step {row['step']}", "evaluation holds no scores; correct the row")
+        raise UserError(
+            path, f"step {row['step']}", "evaluation contains no scores; correct the row"
+        )
     return [
         Score(row["step"], name, metric, number(path, {**metrics, "step": row["step"]}, metric))
         for name, metrics in tasks.items()
@@ -323,7 +325,7 @@ def _read_starts(path: Path) -> list[Start]:
     for row in read_objects(path):
         step, reached = row.get("step"), row.get("reached")
         if not isinstance(step, int) or not is_count(step):
-            raise UserError(path, None, f"step is {str(step)[:40]!r}, no count; remove the file")
+            raise UserError(path, None, f"step is {str(step)[:40]!r}, not a count; remove the file")
         before = reached if isinstance(reached, int) and is_count(reached) else None
         starts.append(Start(step, before, number(path, row, "time"), row))
     return starts

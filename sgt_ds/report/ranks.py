@@ -1,4 +1,4 @@
-"""What the ranks' exporters say of themselves: who answers, who is behind, who is slow."""
+"""What the ranks' exporters report: which are up, which is behind, which is slow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Ranks:
         self._found: list[RankView] = []
 
     def read(self) -> tuple[int, Sequence[RankView]]:
-        """How many ranks the run has, and those asked, in order; 0 where nobody knows."""
+        """How many ranks the run has, and those asked, in order; 0 where no one knows."""
         begun = time.monotonic()
         if begun >= self._ask_again:
             addresses = _addresses(self._targets())

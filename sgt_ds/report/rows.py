@@ -15,7 +15,7 @@ Row = dict[str, Any]
 def read_objects(path: Path) -> list[Row]:
     """The objects of a file of JSON Lines; an unfinished last line is passed over.
 
-    Empty where there is no such file. Raises: UserError naming the line that is no JSON object.
+    Empty where there is no such file. Raises: UserError naming the line that is not a JSON object.
     """
     try:
         whole = path.read_bytes().rpartition(b"\n")[0]
@@ -37,7 +37,7 @@ def parsed(path: Path, where: str | None, line: bytes) -> Row:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        message = "is no JSON object; resuming the run repairs a torn file"
+        message = "is not a JSON object; resuming the run repairs a truncated file"
         raise UserError(path, where, message)
     return row
 
@@ -61,7 +61,7 @@ def number(path: Path, row: Row, key: str) -> float:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):
         where = f"step {row.get('step')}"
-        raise UserError(path, where, f"{key} is {str(value)[:40]!r}, no number; correct the row")
+        raise UserError(path, where, f"{key} is {str(value)[:40]!r}, not a number; correct the row")
     try:
         return float(value)
     except OverflowError:

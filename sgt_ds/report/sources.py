@@ -49,7 +49,7 @@ def open_source(target: str, access: Access | None = None) -> Source:
         return ExporterSource(target, access)
     if not path.exists() and re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", target):
         return ExporterSource(f"{'https' if access.is_tls else 'http'}://{target}", access)
-    raise UserError(target, None, "is no run directory; give one, or HOST:PORT of an exporter")
+    raise UserError(target, None, "is not a run directory; give one, or HOST:PORT of an exporter")
 
 
 class DirectorySource:
@@ -145,7 +145,7 @@ class DirectorySource:
         self._read_again = ended + (ended - begun) / READING_SHARE
 
     def _outcome(self) -> Outcome | None:
-        """How training ended; None while somebody trains, or where nobody said so."""
+        """How training ended; None while someone trains, or where no one said so."""
         outcome = read_outcome(self._layout.control)
         # A copied run's files have other times, in any order.
         return outcome if outcome is not None and outcome.written >= self._written() else None
@@ -171,7 +171,7 @@ class ExporterSource:
         """The run as its exporter tells it now."""
         series, info = _parse(self._scrape())
         if "sgt_rank_step" not in series:
-            raise UserError(self._target, None, "is no exporter of a run; give telemetry.port")
+            raise UserError(self._target, None, "is not the exporter of a run; give telemetry.port")
         if "sgt_growth_phase" not in series and "sgt_optimizer_steps_total" not in series:
             message = "is not the run's rank 0; give the port of the first rank of the first host"
             raise UserError(self._target, None, message)
@@ -214,7 +214,8 @@ class ExporterSource:
             return self._access.fetch(self._url, SCRAPE_TIMEOUT_SECONDS)
         except NoAnswer as silence:
             message = (
-                f"does not answer as an exporter ({silence}); check host, port, and that it runs"
+                f"does not answer as an exporter ({silence}); check the host, the port, and that "
+                "it is running"
             )
             raise UserError(self._target, None, message) from None
 

@@ -56,11 +56,11 @@ class RunView:
     cells_mean: str
     """What a layer's cells are: `steps 0 to 250`, `heads`."""
     known_ranks: int = 0
-    """How many ranks the run has; 0 where nobody says."""
+    """How many ranks the run has; 0 where no one says."""
     ranks: Sequence[RankView] = ()
     """Those that were asked."""
     is_over: bool = False
-    """Whether nobody trains it any more."""
+    """Whether no one trains it any more."""
 
     @property
     def seconds_left(self) -> float | None:

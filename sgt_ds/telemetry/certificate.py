@@ -1,4 +1,4 @@
-"""The certificate with which exporters speak TLS, read anew when a file of it changes."""
+"""The TLS certificate of the exporters, reloaded when one of its files changes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Certificate:
             self._loaded = written
             try:
                 self._context = self._load()
-                log.info("telemetry: certificate %s read anew", self._certificate)
+                log.info("telemetry: certificate %s reloaded", self._certificate)
             except UserError as error:
-                log.warning("telemetry: new certificate not usable, old one kept: %s", error)
+                log.warning("telemetry: new certificate not usable, keeping the old one: %s", error)
         return self._context.wrap_socket(
             connection, server_side=True, do_handshake_on_connect=False
         )

@@ -1,4 +1,4 @@
-"""Name and password that a scraper must give, HTTP basic authentication. Knows no server."""
+"""User name and password for scrapers, HTTP basic authentication. Knows no server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Credentials:
-    """One name and its password; from a file, that is read anew when it changes."""
+    """One name and its password; from a file, that is read again when it changes."""
 
     def __init__(self, username: str, password: SecretStr | None, file: Path | None) -> None:
         """Raises: UserError where the password is missing, empty or only its asterisks."""
@@ -36,7 +36,7 @@ class Credentials:
             raise UserError(
                 file or "the configuration",
                 where,
-                "holds no password (run.yaml shows asterisks in its place); give it again",
+                "contains no password (run.yaml shows asterisks instead); give it again",
             )
 
     def accept(self, authorization: str) -> bool:
@@ -57,11 +57,13 @@ class Credentials:
         try:
             password = read_password(self._file)
         except (OSError, ValueError) as error:
-            log.warning("telemetry: %s not readable, old password kept: %s", self._file, error)
+            log.warning(
+                "telemetry: %s not readable, keeping the old password: %s", self._file, error
+            )
             return
         if password:
             self._password, self._read = password, written
-            log.info("telemetry: password of %s read anew", self._file)
+            log.info("telemetry: password in %s reloaded", self._file)
 
     def _written(self) -> float | None:
         try:

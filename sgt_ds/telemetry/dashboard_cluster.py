@@ -1,4 +1,4 @@
-"""The dashboard of the machines: which rank is late, what it does with its time, memory, power."""
+"""The cluster dashboard: which rank is late, where its time goes, memory, power."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _NOW = Row(
     "Now",
     (
         stat(
-            "Ranks that answer",
+            "Ranks up",
             "none",
-            "Exporters that the newest scrape reached.",
+            "Exporters reached by the latest scrape.",
             Query(f"sum(up{{{RANKS}}})", "ranks", newest=True),
         ),
         stat(
-            "Ranks that do not",
+            "Ranks down",
             "none",
-            "Exporters that it did not reach: dead, or cut off from Prometheus.",
+            "Exporters that the latest scrape did not reach: dead, or cut off from Prometheus.",
             Query(f"count(up{{{RANKS}}} == 0) or vector(0)", "ranks", newest=True),
         ),
         stat(
-            "Spread of steps",
+            "Step spread",
             "none",
-            "Highest minus lowest step. Ranks wait for each other: above 1 means that one hangs or "
-            "was scraped earlier.",
+            "Highest minus lowest step. Ranks wait for each other: a value above 1 means that a "
+            "rank hangs or was scraped earlier.",
             Query(
                 f"max(sgt_rank_step{{{RANKS}}}) - min(sgt_rank_step{{{RANKS}}})", "", newest=True
             ),
@@ -47,38 +47,39 @@ _NOW = Row(
         stat(
             "Slowest rank",
             "none",
-            "The rank whose updates took longest over five minutes.",
+            "The rank with the longest mean update over five minutes.",
             Query(f"topk(1, {_BY_RANK})", _RANK, newest=True),
             text_mode="name",
         ),
         stat(
-            "Slower than the mean by",
+            "Slowest rank above mean",
             "percentunit",
-            "The slowest rank's update against the mean of all.",
+            "How much longer the slowest rank's update takes than the mean of all ranks.",
             Query(f"run:sgt_step_duration_seconds:imbalance_ratio{{{RUN}}}", "", newest=True),
         ),
         stat(
             "Power",
             "watt",
-            "All GPUs together, by NVML; empty where there is none.",
+            "All GPUs together, from NVML; empty without NVML.",
             Query(f"run:sgt_gpu_power_watts:sum{{{RUN}}}", "", newest=True),
         ),
     ),
 )
 
 _STEPS = Row(
-    "Duration of an update",
+    "Update duration",
     (
         buckets_over_time(
             "Updates by duration",
             "s",
-            "How many updates of the chosen ranks took how long, in each interval.",
-            f"sum by (le) (increase(sgt_step_duration_seconds_bucket{{{RANKS}}}[$__rate_interval]))",
+            "Number of updates of the selected ranks by duration, in each interval.",
+            "sum by (le) "
+            f"(increase(sgt_step_duration_seconds_bucket{{{RANKS}}}[$__rate_interval]))",
         ),
         lines(
-            "Spread over the ranks",
+            "Update duration across ranks",
             "s",
-            "Mean duration of an update, of the quickest, the middle and the slowest rank.",
+            "Mean update duration of the fastest, the median and the slowest rank.",
             *(
                 Query(f"quantile({share}, {_BY_RANK})", name)
                 for share, name in ((0, "quickest"), (0.5, "middle"), (1, "slowest"))
@@ -88,14 +89,14 @@ _STEPS = Row(
         many_lines(
             "Slowest ranks",
             "s",
-            "The five ranks whose updates took longest over five minutes.",
+            "The five ranks with the longest mean update over five minutes.",
             Query(f"topk(5, {_BY_RANK})", _RANK),
             width=12,
         ),
         many_lines(
-            "Since the last update",
+            "Time since the last update",
             "s",
-            "A line that rises on its own is a rank that hangs.",
+            "A single rising line is a hanging rank.",
             Query(f"time() - sgt_rank_last_step_timestamp_seconds{{{RANKS}}}", _RANK),
             width=12,
         ),
@@ -106,9 +107,9 @@ _PARTS = Row(
     "Where the time goes",
     (
         lines(
-            "Parts of an update",
+            "Update phases",
             "percentunit",
-            "Share of the time that ranks spend in each part, mean over the chosen ranks.",
+            "Share of time spent in each phase of an update, mean over the selected ranks.",
             Query(f"avg by (part) (rank:sgt_step_part_seconds:rate5m{{{RANKS}}})", "{{part}}"),
             width=12,
             names=STEP_PARTS,
@@ -117,22 +118,22 @@ _PARTS = Row(
         many_lines(
             "Waiting for data",
             "percentunit",
-            "Share of the time that a rank waits for data.",
+            "Share of time that a rank waits for data.",
             Query(f"rank:sgt_data_wait_seconds:rate5m{{{RANKS}}}", _RANK),
             width=12,
         ),
         many_lines(
             "Reducing gradients",
             "percentunit",
-            "Share of the time in collectives of gradients. The rank that waits least is the one "
-            "that the others wait for.",
+            "Share of time in gradient collectives. The rank that waits least is the one the "
+            "others wait for.",
             Query(f'rank:sgt_step_part_seconds:rate5m{{{RANKS}, part="reduce"}}', _RANK),
             width=12,
         ),
         many_lines(
-            "Growth's collectives",
+            "Growth collectives",
             "percentunit",
-            "Share of the time in the growth controller's collectives.",
+            "Share of time in the growth controller's collectives.",
             Query(f"rate(sgt_growth_collective_seconds_total{{{RANKS}}}[5m])", _RANK),
             width=12,
         ),
@@ -145,28 +146,28 @@ _MEMORY = Row(
         many_lines(
             "GPU memory in use",
             "percentunit",
-            "What tensors hold, as a share of the device's memory.",
+            "Memory held by tensors, as a share of the device's memory.",
             Query(
                 f"sgt_gpu_memory_allocated_bytes{{{RANKS}}} / sgt_gpu_memory_size_bytes{{{RANKS}}}",
                 _RANK,
             ),
         ),
         many_lines(
-            "GPU memory kept by the allocator",
+            "GPU memory reserved by the allocator",
             "bytes",
-            "Far above what tensors hold: memory is fragmented.",
+            "If it is far above what tensors hold, memory is fragmented.",
             Query(f"sgt_gpu_memory_reserved_bytes{{{RANKS}}}", _RANK),
         ),
         many_lines(
-            "Peak of GPU memory",
+            "Peak GPU memory",
             "bytes",
-            "The most that tensors have held since the process began.",
+            "The most that tensors have held since the process started.",
             Query(f"sgt_gpu_memory_peak_bytes{{{RANKS}}}", _RANK),
         ),
         many_lines(
             "Host memory in use",
             "percentunit",
-            "Share of each host's memory that processes can't get without swapping.",
+            "Share of each host's memory that is not available without swapping.",
             Query(
                 f"1 - sgt_host_memory_available_bytes{{{_HOST}}} "
                 f"/ sgt_host_memory_size_bytes{{{_HOST}}}",
@@ -190,19 +191,19 @@ _POWER = Row(
         many_lines(
             "Utilisation",
             "percentunit",
-            "Share of the time in which some kernel ran, by NVML.",
+            "Share of time in which a kernel was running, from NVML.",
             Query(f"sgt_gpu_utilization_ratio{{{RANKS}}}", _RANK),
         ),
         many_lines(
-            "Power of each GPU",
+            "Power per GPU",
             "watt",
-            "By NVML. One that draws less than the others is throttled, or waits.",
+            "From NVML. A GPU that draws less than the others is throttled, or waiting.",
             Query(f"sgt_gpu_power_watts{{{RANKS}}}", _RANK),
         ),
         lines(
-            "Energy of a token",
+            "Energy per token",
             "joule",
-            "Energy of all GPUs over five minutes, by the tokens trained in them.",
+            "Energy of all GPUs over five minutes, divided by the tokens trained in that time.",
             Query(
                 f"sum by (run) (rate(sgt_gpu_energy_joules_total{{{RUN}}}[5m])) "
                 f"/ on (run) max by (run) (rate(sgt_tokens_total{{{RUN}}}[5m]))",
@@ -218,25 +219,25 @@ _HOSTS = Row(
         many_lines(
             "Network, received",
             "binBps",
-            "By all interfaces of a host but loopback; traffic by RDMA is not seen.",
+            "All interfaces of a host except loopback; RDMA traffic is not included.",
             Query(f"rate(sgt_host_network_receive_bytes_total{{{_HOST}}}[5m])", "{{host}}"),
         ),
         many_lines(
             "Network, sent",
             "binBps",
-            "By all interfaces of a host but loopback; traffic by RDMA is not seen.",
+            "All interfaces of a host except loopback; RDMA traffic is not included.",
             Query(f"rate(sgt_host_network_transmit_bytes_total{{{_HOST}}}[5m])", "{{host}}"),
         ),
         lines(
-            "Free disk under the run",
+            "Free disk space",
             "bytes",
             "On the file system of the run directory.",
             Query(f"sgt_run_disk_free_bytes{{{RUN}}}", "free"),
         ),
         lines(
-            "Failures of telemetry",
+            "Telemetry failures",
             "none",
-            "Publications and scrapes that failed so far, of the chosen ranks; training went on.",
+            "Failed publications and scrapes so far, of the selected ranks; training continued.",
             Query(f"sum(sgt_telemetry_failures_total{{{RANKS}}})", "failures"),
         ),
     ),
@@ -245,7 +246,7 @@ _HOSTS = Row(
 CLUSTER_DASHBOARD = Dashboard(
     uid="sgt-cluster",
     title="SGT cluster",
-    description="The ranks and hosts of one run: which is late, and why.",
+    description="The ranks and hosts of one run: which one is late, and why.",
     rows=(_NOW, _STEPS, _PARTS, _MEMORY, _POWER, _HOSTS),
     variables=RUN_HOST_RANK,
 )

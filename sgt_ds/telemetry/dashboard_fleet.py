@@ -1,4 +1,4 @@
-"""The dashboard of all runs: which are well, how far they are, where to look next."""
+"""The dashboard of all runs: health, progress, where to look next."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _NOW = Row(
     "Now",
     (
         stat(
-            "Runs that train",
+            "Runs in training",
             "none",
-            "Runs whose rank 0 answers and says that it runs.",
+            "Runs whose rank 0 is up and reports the state running.",
             Query(f'count(sgt_run_state{{{_FIRST}, state="running"}} == 1)', "", newest=True),
         ),
         stat(
-            "Ranks that answer",
+            "Ranks up",
             "none",
-            "Exporters of all runs that the newest scrape reached.",
+            "Exporters of all runs reached by the latest scrape.",
             Query(f"sum(up{{{_ALL}}})", "", newest=True),
         ),
         stat(
-            "Alerts that page",
+            "Paging alerts",
             "none",
-            "Firing alerts for which somebody should get up.",
+            "Firing alerts that need immediate attention.",
             Query(
                 'count(ALERTS{alertname=~"Sgt.*", alertstate="firing", severity="page"}) or vector(0)',
                 "",
@@ -81,7 +81,7 @@ _NOW = Row(
         stat(
             "Power",
             "watt",
-            "All GPUs of all runs together, by NVML; empty where there is none.",
+            "All GPUs of all runs together, from NVML; empty without NVML.",
             Query(f"sum(run:sgt_gpu_power_watts:sum{{{_ALL}}})", "", newest=True),
         ),
     ),
@@ -92,7 +92,7 @@ _TABLES = Row(
     (
         table(
             "All runs",
-            "One row a run; its name leads to its own dashboard. Ages are seconds since the last "
+            "One row per run; its name links to its dashboard. Ages are seconds since the last "
             "update and the newest complete checkpoint.",
             [
                 Query(expr, "", newest=True, format="table")
@@ -119,7 +119,7 @@ _TABLES = Row(
         ),
         table(
             "Firing alerts",
-            "Of all runs; each has a page in monitoring/runbooks.",
+            "Of all runs; each alert has a page in monitoring/runbooks.",
             [
                 Query(
                     "max by (severity, alertname, run, host, rank) "
@@ -154,7 +154,7 @@ _CURVES = Row(
         many_lines(
             "Throughput",
             "suffix: tokens/s",
-            "Mean of five minutes.",
+            "Mean over five minutes.",
             Query(f"run:sgt_tokens_per_second:avg5m{{{_ALL}}}", "{{run}}"),
         ),
     ),
@@ -163,7 +163,7 @@ _CURVES = Row(
 FLEET_DASHBOARD = Dashboard(
     uid="sgt-fleet",
     title="SGT fleet",
-    description="All runs: which are well, how far they are.",
+    description="All runs: health and progress.",
     rows=(_NOW, _TABLES, _CURVES),
     variables=(),
 )

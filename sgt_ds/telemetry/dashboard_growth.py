@@ -1,4 +1,4 @@
-"""The dashboard of growth: entropies, loops, and the decisions that lead from one to the other."""
+"""The growth dashboard: entropies, loops, and the decisions that connect them."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ _NOW = Row(
             Query(f'sum(sgt_growth_events_total{{{RUN}, kind="stall"}})', "stalls", newest=True),
         ),
         stat(
-            "Newest decision",
+            "Latest decision",
             "none",
-            "Whether its margin stands out from noise: within it another batch could have led to "
-            "another choice.",
+            "Whether its margin stands out from noise; within noise, another batch could have led "
+            "to another choice.",
             Query(f"max(sgt_growth_within_noise{{{RUN}}})", "margin", newest=True),
             words={0: "clear", 1: "within noise"},
         ),
@@ -76,14 +76,14 @@ _ENTROPY = Row(
         heat_over_time(
             "Entropy by layer",
             "percentunit",
-            "Layer × time: normalized attention entropy, mean over the heads of a layer. Dark: the "
-            "layer still attends to everything.",
+            "Layer × time: normalized attention entropy, mean over the heads of a layer. Dark: "
+            "the layer still attends to all positions.",
             Query(by_layer("sgt_layer_entropy_ratio"), "layer {{layer}}"),
         ),
         matrix(
-            "Entropy by head, now",
+            "Current entropy by head",
             "percentunit",
-            "Layer × head, newest moving average: what growth chooses heads from.",
+            "Layer × head, latest moving average: the values from which growth chooses heads.",
             _by_head("sgt_head_entropy_ratio"),
             row="layer",
             column="head",
@@ -91,15 +91,15 @@ _ENTROPY = Row(
         heat_over_time(
             "Differences between heads",
             "sci",
-            "Layer × time: variance of the entropies of a layer's heads. It rises as heads take "
-            "different roles.",
+            "Layer × time: variance of the entropies of a layer's heads. It rises as heads "
+            "specialise.",
             Query(by_layer("sgt_layer_entropy_variance"), "layer {{layer}}"),
             most=None,
         ),
         many_lines(
-            "Entropy of each layer",
+            "Entropy per layer",
             "percentunit",
-            "The first heat map as lines, for values that lie close together.",
+            "The first heat map as lines, for values that are close together.",
             Query(by_layer("sgt_layer_entropy_ratio"), "layer {{layer}}"),
             width=12,
         ),
@@ -112,13 +112,13 @@ _LOOPS = Row(
         loop_depth(height=10),
         states(
             "Looped heads over time",
-            "A row for each head that loops or has looped; heads that fade out end here.",
+            "One row for each head that loops or has looped; rows of heads that fade out end.",
             Query(_by_head("sgt_looped_head"), "layer {{layer}} head {{head}}"),
         ),
         matrix(
-            "Looped heads, now",
+            "Currently looped heads",
             "none",
-            "Layer × head: how many times a head is re-applied; empty where it is not.",
+            "Layer × head: how many times a head is re-applied; empty if it is not.",
             f"{_by_head('sgt_looped_head')} * on (layer) group_left () "
             f"{by_layer('sgt_loop_depth')}",
             row="layer",
@@ -144,34 +144,34 @@ _DECISIONS = Row(
         lines(
             "Stalls by reason",
             "none",
-            "Due windows so far that changed nothing, by what held growth up.",
+            "Due windows so far that changed nothing, by reason.",
             Query(f"sgt_growth_stalls_total{{{RUN}}}", "{{reason}}"),
             width=12,
             names=STALL_REASONS,
         ),
         lines(
-            "Margin of the newest decision",
+            "Margin of the latest decision",
             "none",
-            "Standard errors between the last layer (head) taken and the first left out; below 2 "
-            "another batch could have led to another choice.",
+            "Standard errors between the last layer (head) chosen and the first left out; below "
+            "2, another batch could have led to another choice.",
             Query(f"sgt_growth_margin_standard_errors{{{RUN}}}", "{{kind}}"),
             width=12,
             names=MARGIN_KINDS,
         ),
         lines(
-            "How well entropies are known",
+            "Precision of the entropies",
             "percentunit",
-            "Largest standard error of a layer's entropy, and how far apart the layers stand: a "
-            "choice means something where the second is many times the first.",
+            "Largest standard error of a layer's entropy, and the spread between layers: a choice "
+            "is meaningful if the second is many times the first.",
             Query(f"max by (run) (sgt_layer_entropy_stderr_ratio{{{RUN}}})", "standard error"),
             Query(f"run:sgt_layer_entropy_ratio:spread{{{RUN}}}", "between layers"),
             width=12,
             log_scale=True,
         ),
         lines(
-            "Entropies not finite",
+            "Non-finite entropies",
             "none",
-            "Measured updates so far in which some head's entropy was NaN or infinite.",
+            "Measured updates so far in which a head's entropy was NaN or infinite.",
             Query(f"sgt_entropy_not_finite_total{{{RUN}}}", "updates"),
             width=12,
         ),
@@ -181,7 +181,7 @@ _DECISIONS = Row(
 GROWTH_DASHBOARD = Dashboard(
     uid="sgt-growth",
     title="SGT growth",
-    description="How one run grows: entropies, loops, decisions.",
+    description="Growth of one run: entropies, loops, decisions.",
     rows=(_NOW, _ENTROPY, _LOOPS, _DECISIONS),
     variables=RUN_HOST_RANK,
     annotations=(GROWTH_EVENTS,),

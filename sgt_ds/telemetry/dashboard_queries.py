@@ -1,4 +1,4 @@
-"""What the dashboards share: which run, host and rank are meant, queries and panels."""
+"""Shared by the dashboards: variables for run, host and rank, queries and panels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = f"max by (run) (sgt_run_steps{{{RUN}}})"
 PHASE = stat(
     "Phase",
     "none",
-    "Growth phase of now.",
+    "Current growth phase.",
     Query(f"sgt_growth_phase{{{RUN}}} == 1", "{{phase}}", newest=True),
     text_mode="name",
 )
@@ -47,7 +47,7 @@ def loop_depth(height: int) -> Panel:
     """The panel of each layer's depth."""
     return states(
         "Loop depth by layer",
-        "How many times a layer is re-applied; 0 where it does not loop.",
+        "How many times a layer is re-applied; 0 if it does not loop.",
         Query(by_layer("sgt_loop_depth"), "layer {{layer}}"),
         show_value="auto",
         most=None,
@@ -66,7 +66,7 @@ def phases(height: int) -> Panel:
 
 
 def by_layer(metric: str) -> str:
-    """A metric of the run's, one series a layer."""
+    """A metric of the run's, one series per layer."""
     return f"max by (layer) ({in_order('layer', metric, RUN)})"
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of one run: how it learns, how it grows, what that costs, how its ranks do."""
+"""The dashboard of one run: learning, growth, cost, ranks."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _NOW = Row(
         stat(
             "Time left",
             "s",
-            "Remaining updates, at the mean duration of an update since the process began.",
+            "Remaining updates times the mean update duration since the process started.",
             Query(time_left(RUN), "{{run}}", newest=True),
         ),
         stat(
-            "Since the last update",
+            "Time since the last update",
             "s",
-            "Grows while the run hangs.",
+            "Keeps growing while the run hangs.",
             Query(age("sgt_rank_last_step_timestamp_seconds"), "{{run}}", newest=True),
         ),
         stat(
             "Checkpoint age",
             "s",
-            "Since the newest complete checkpoint.",
+            "Time since the newest complete checkpoint.",
             Query(age("sgt_checkpoint_last_success_timestamp_seconds"), "{{run}}", newest=True),
         ),
     ),
@@ -70,27 +70,27 @@ _LEARNING = Row(
         lines(
             "Learning rate",
             "sci",
-            "Of the newest logged update.",
+            "Of the latest logged update.",
             Query(f"sgt_learning_rate{{{RUN}}}", "learning rate"),
         ),
         lines(
             "Gradient norm",
             "none",
-            "Global L2 norm before clipping, logarithmic.",
+            "Global L2 norm before clipping, log scale.",
             Query(f"sgt_gradient_norm{{{RUN}}}", "gradient norm"),
             log_scale=True,
         ),
         many_lines(
-            "Accuracy in the loop",
+            "In-loop accuracy",
             "percentunit",
-            "Tasks evaluated while training; empty where RUN.yaml asks for none.",
+            "Tasks evaluated during training; empty if RUN.yaml configures none.",
             Query(f'sgt_evaluation_score{{{RUN}, metric=~"acc|acc_norm"}}', "{{task}}, {{metric}}"),
             width=12,
         ),
         many_lines(
-            "Bits per byte in the loop",
+            "In-loop bits per byte",
             "none",
-            "Tasks and texts evaluated while training; lower is better.",
+            "Tasks and texts evaluated during training; lower is better.",
             Query(f'sgt_evaluation_score{{{RUN}, metric=~"bpb|bits_per_byte"}}', "{{task}}"),
             width=12,
         ),
@@ -111,22 +111,22 @@ _COST = Row(
         lines(
             "FLOPs overhead, cumulative",
             "percentunit",
-            "FLOPs spent beyond vanilla as a share of vanilla; the plan beside it where known.",
+            "FLOPs spent beyond vanilla as a share of vanilla; with the plan, if known.",
             Query(f"sgt_flops_overhead_ratio{{{RUN}}}", "measured"),
             Query(f"sgt_flops_overhead_plan_ratio{{{RUN}}}", "plan"),
             dashed="^plan",
         ),
         lines(
-            "FLOPs overhead, now",
+            "FLOPs overhead, current",
             "percentunit",
-            "The same of the last five minutes alone: what the loops of now cost.",
+            "The same over the last five minutes only: the cost of the current loops.",
             Query(f"run:sgt_flops_overhead_ratio:rate5m{{{RUN}}}", "last 5 minutes"),
         ),
         lines(
             "Ahead of the plan",
             "percentunit",
-            "Measured overhead less the planned one; above 0 the run costs more than planned, below "
-            "it growth came later than it could.",
+            "Measured minus planned overhead; above 0 the run costs more than planned, below 0 "
+            "growth came later than it could.",
             Query(
                 f"sgt_flops_overhead_ratio{{{RUN}}} - sgt_flops_overhead_plan_ratio{{{RUN}}}",
                 "measured − plan",
@@ -135,13 +135,13 @@ _COST = Row(
         lines(
             "FLOPs per token",
             "sci",
-            "Forward and backward, with the loops of now.",
+            "Forward and backward, with the current loops.",
             Query(f"sgt_flops_per_token{{{RUN}}}", "FLOPs per token"),
         ),
         lines(
             "Model FLOPs utilisation",
             "percentunit",
-            "Share of the GPUs' dense bf16 peak; absent where the peak is unknown.",
+            "Share of the GPUs' dense bf16 peak; absent if the peak is unknown.",
             Query(f"sgt_mfu_ratio{{{RUN}}}", "utilisation"),
         ),
         lines(
@@ -149,13 +149,13 @@ _COST = Row(
             "suffix: tokens/s",
             "Tokens per second of all ranks together.",
             Query(f"sgt_tokens_per_second{{{RUN}}}", "logged"),
-            Query(f"run:sgt_tokens_per_second:avg5m{{{RUN}}}", "mean of 5 minutes"),
+            Query(f"run:sgt_tokens_per_second:avg5m{{{RUN}}}", "5-minute mean"),
             dashed="^mean",
         ),
         lines(
-            "Duration of an update",
+            "Update duration",
             "s",
-            "Over the chosen ranks.",
+            "Over the selected ranks.",
             Query(_quantile(0.5), "median"),
             Query(_quantile(0.95), "95th percentile"),
             dashed="^95th",
@@ -175,14 +175,14 @@ _RANK_ROW = Row(
         many_lines(
             "Step of each rank",
             "none",
-            "Ranks are scraped at different moments: lines that run side by side are well.",
+            "Ranks are scraped at different times: parallel lines are healthy.",
             Query(f"sgt_rank_step{{{RANKS}}}", "rank {{rank}} on {{host}}"),
             width=12,
         ),
         many_lines(
             "Waiting for data",
             "percentunit",
-            "Share of the time that a rank waits for data.",
+            "Share of time that a rank waits for data.",
             Query(f"rank:sgt_data_wait_seconds:rate5m{{{RANKS}}}", "rank {{rank}} on {{host}}"),
             width=12,
         ),
@@ -192,7 +192,7 @@ _RANK_ROW = Row(
 RUN_DASHBOARD = Dashboard(
     uid="sgt-run",
     title="SGT run",
-    description="One training run: how it learns, how it grows, what that costs.",
+    description="One training run: learning, growth and cost.",
     rows=(_NOW, _LEARNING, _COST, _GROWTH, _RANK_ROW),
     variables=RUN_HOST_RANK,
     annotations=(GROWTH_EVENTS,),

@@ -38,7 +38,7 @@ def write_dashboards(folder: Path) -> list[Path]:
             write_text_atomically(file, as_text(dashboard))
     except OSError as error:
         raise UserError(
-            folder, None, f"cannot be written ({error.strerror}); name a folder of yours"
+            folder, None, f"cannot be written ({error.strerror}); name a folder you can write to"
         ) from None
     return files
 
@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m sgt_ds.telemetry.dashboards", description="Write all dashboards as JSON."
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="made where it is not there")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="folder to write to; created if missing"
+    )
     options = parser.parse_args(arguments)
     try:
         for written in write_dashboards(options.folder):

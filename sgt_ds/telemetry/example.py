@@ -1,4 +1,4 @@
-"""An update and a scrape in which every metric has a value: for counting series and for benches."""
+"""An update and a scrape in which every metric has a value: for counting series and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exporter of one rank: training tells it what happened, Prometheus reads it over HTTP.
+"""The exporter of one rank: training publishes to it, Prometheus reads it over HTTP.
 
 No method that training calls after `start` raises or waits. Knows no torch and no file of the run.
 """
@@ -131,7 +131,7 @@ class Exporter(Collector):
         """Release the port.
 
         `wait_seconds`: after `finish`, how long to wait at most until a scraper has read the end;
-        nothing is waited for where nobody scraped of late.
+        nothing is waited for where no one scraped of late.
         """
         for tracker in self._trackers:
             tracker.close()
@@ -165,7 +165,7 @@ class Exporter(Collector):
 
         self._change("observe_step", change)
         if self._server is not None and not self._server.is_alive():
-            self._tell_once("the server", "its thread has ended; metrics are no longer served")
+            self._tell_once("the server", "its thread has died; metrics are no longer served")
 
     def publish_rank(
         self,
@@ -308,7 +308,7 @@ class Exporter(Collector):
         self._change("load_state_dict", change)
 
     def collect(self) -> Iterator[Family]:
-        """The metric families of now, for prometheus_client."""
+        """The metric current families, for prometheus_client."""
         now = self._snapshot
         now = replace(now, failures=now.failures + self._scrape_failures)
         if self._hardware is not None:
@@ -334,7 +334,7 @@ class Exporter(Collector):
     def _tell_once(self, what: str, why: str) -> None:
         if what not in self._faults_told:
             self._faults_told.add(what)
-            log.error("telemetry: %s failed, training goes on (told once): %s", what, why)
+            log.error("telemetry: %s failed; training continues (logged once): %s", what, why)
 
     def _render(self, accept: str) -> tuple[str, bytes]:
         """What one scrape gets. In the server's threads."""

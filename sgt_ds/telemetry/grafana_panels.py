@@ -1,4 +1,4 @@
-"""Kinds of Grafana panels, each with colours that stay apart for people who see few of them.
+"""Kinds of Grafana panels, with colour-blind-safe colours.
 
 Lines take fixed colours of the Okabe–Ito palette, by query or by the name of a series; lines whose
 names nobody knows beforehand (ranks, runs) take shades of one blue. Heat maps go from yellow to

@@ -1,4 +1,4 @@
-"""What the machine says of itself: memory, network, disk, and the GPU by NVML where it is there.
+"""Hardware figures: memory, network, disk, and the GPU through NVML if available.
 
 A thread of its own reads it, so that a disk or a driver that hangs holds up neither a scrape nor
 training; what it last read is withdrawn when it grows old. Knows no torch.

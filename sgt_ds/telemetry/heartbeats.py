@@ -1,4 +1,4 @@
-"""Signs of life: one small file a rank, and what their comparison tells of a run that stands still.
+"""Heartbeats: one small file per rank, and what comparing them shows of a run that hangs.
 
 Knows no process group and starts no thread. Compares ages, which its readers find without trusting
 hosts' clocks: by the file system's, or by how long a file has not changed under their eyes.
@@ -21,7 +21,7 @@ SUPERVISOR_FILE = "supervisor"
 
 # Words of a rank's end that are no failure of its own.
 DONE = "done"
-LAUNCHER_GONE = "its launcher has gone"
+LAUNCHER_GONE = "its launcher is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,13 @@ def read_beats(folder: Path, rank: int | None = None) -> list[tuple[Beat, float]
 
 def write_supervisor(folder: Path) -> float:
     """Tell that this process looks after the ranks. Returns when, by the file system's clock."""
-    with suppress(OSError):  # a full disk: that somebody does can still be told
+    with suppress(OSError):  # a full disk: that someone does can still be told
         (folder / SUPERVISOR_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
     return renew_supervisor(folder)
 
 
 def renew_supervisor(folder: Path) -> float:
-    """The supervisor's sign of life. Returns its time, by the file system's clock."""
+    """The supervisor's heartbeat. Returns its time, by the file system's clock."""
     path = folder / SUPERVISOR_FILE
     path.touch()
     return path.stat().st_mtime
@@ -120,7 +120,7 @@ def supervisor_here(folder: Path) -> int | None:
 
 
 def silent(ages: Iterable[tuple[Beat, float]]) -> list[tuple[Beat, float]]:
-    """Ranks that have given no sign of life for longer than they may, with their age."""
+    """Ranks that have given no heartbeat for longer than they may, with their age."""
     return [(beat, age) for beat, age in ages if not beat.end and age > beat.silence_seconds]
 
 
@@ -134,7 +134,7 @@ def awaited_seconds(ages: Sequence[tuple[Beat, float]], quiet_seconds: float) ->
     """How long a rank that is furthest behind may take, or be silent, from now on; 0: it is late.
 
     Its part may be one that lasts (slow data) while the others wait where nothing should. Where any
-    rank has been quiet for longer than `quiet_seconds`, nobody is waited for.
+    rank has been quiet for longer than `quiet_seconds`, no one is waited for.
     """
     living = [(beat, age) for beat, age in ages if not beat.end]
     oldest = max((age for _, age in living), default=0.0)
@@ -171,8 +171,8 @@ def hang(
     ahead = [beat for beat in heard if beat.count > behind]
     if not ahead:
         return (
-            f"nothing has moved for {stuck_seconds:.0f} s and no rank is late: "
-            f"{_waiting(heard, '')}; look at the network between the hosts"
+            f"no progress for {stuck_seconds:.0f} s and no rank is late: "
+            f"{_waiting(heard, '')}; check the network between the hosts"
         )
     told = ", ".join(f"{beat.name}" for beat in late)
     return (
@@ -198,7 +198,7 @@ def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
     gone = [beat for beat in known if not beat.end]
     left = sorted({beat.host for beat in known if beat.end == LAUNCHER_GONE})
     if not gone:
-        return f"what launched the ranks on {', '.join(left)} died; all ended" if left else ""
+        return f"the launcher on {', '.join(left)} died; all ranks exited" if left else ""
     gone = [beat for beat in gone if not beat.asked] or gone
     if len(gone) == len(known) > 1:
         return f"all {len(known)} ranks died, last seen in {gone[0].place}"
@@ -214,6 +214,7 @@ def _waiting(beats: Sequence[Beat], before: str) -> str:
         ranks = [str(beat.rank) for beat in group]
         several = len(ranks) > 1
         places.append(
-            f"rank{'s' if several else ''} {', '.join(ranks)} wait{'' if several else 's'} in {place}"
+            f"rank{'s' if several else ''} {', '.join(ranks)} wait{'' if several else 's'} in "
+            f"{place}"
         )
     return before + "; ".join(places)

@@ -1,4 +1,4 @@
-"""Where the model-wide counters stand as scrapers last saw them: a file that outlives a crash."""
+"""Run counters as scrapers last saw them, in a file that survives a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KeptCounters:
         self._text = ""
 
     def keep(self, counters: Counters) -> None:
-        """Write them where they have changed and nobody writes. Raises: OSError."""
+        """Write them where they have changed and no one writes. Raises: OSError."""
         if not self._writing.acquire(blocking=False):
             return
         try:
@@ -48,7 +48,7 @@ class KeptCounters:
             *(RecursionError, OverflowError),
         ) as error:
             log.warning(
-                "telemetry: %s not readable, counters may fall at this restart: %s",
+                "telemetry: %s not readable, counters may reset at this restart: %s",
                 self._path,
                 error,
             )

@@ -1,4 +1,4 @@
-"""What a row of the metric tables is, and the words that their labels take."""
+"""A row of the metric tables, and the values of their labels."""
 
 from __future__ import annotations
 

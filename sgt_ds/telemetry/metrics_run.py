@@ -1,4 +1,4 @@
-"""Metrics of a run as a whole: global rank 0 alone serves them."""
+"""Metrics of a run as a whole, served by global rank 0 only."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "nats per token",
         "model",
-        "Training loss of the newest logged update, mean over the global batch.",
+        "Training loss of the latest logged update, mean over the global batch.",
     ),
     Metric(
         "sgt_validation_loss",
         "gauge",
         "nats per token",
         "model",
-        "Validation loss at the newest validation.",
+        "Validation loss at the latest validation.",
     ),
     Metric(
         "sgt_evaluation_score",
         "gauge",
         "1",
         "model",
-        "Newest evaluation in the loop, by task or text: accuracies acc and acc_norm (0–1) with "
+        "Latest in-loop evaluation, by task or text: accuracies acc and acc_norm (0–1) with "
         "acc_stderr and acc_norm_stderr, bpb and bits_per_byte, loss, perplexity.",
         ("task", "metric"),
     ),
@@ -33,21 +33,21 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "1",
         "model",
-        "Learning rate of the newest logged update.",
+        "Learning rate of the latest logged update.",
     ),
     Metric(
         "sgt_gradient_norm",
         "gauge",
         "1",
         "model",
-        "Global L2 norm of the gradients before clipping, newest logged update.",
+        "Global L2 norm of the gradients before clipping, at the latest logged update.",
     ),
     Metric(
         "sgt_tokens_total",
         "counter",
         "tokens",
         "model",
-        "Tokens consumed by the run, those of skipped updates too.",
+        "Tokens consumed by the run, including those of skipped updates.",
     ),
     Metric(
         "sgt_source_tokens_total",
@@ -62,7 +62,7 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "tokens per second",
         "model",
-        "Tokens per second of the whole run over the newest log interval.",
+        "Tokens per second of the whole run over the latest log interval.",
     ),
     Metric(
         "sgt_optimizer_steps_total",
@@ -76,7 +76,7 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "updates",
         "model",
-        "Optimizer updates that the run is configured to apply.",
+        "Optimizer updates the run is configured to apply.",
     ),
     Metric(
         "sgt_skipped_steps_total",
@@ -97,7 +97,7 @@ RUN_METRICS: tuple[Metric, ...] = (
         "counter",
         "FLOPs",
         "model",
-        "Floating point operations that the same tokens cost without any loop.",
+        "Floating point operations the same tokens would cost without any loop.",
     ),
     Metric(
         "sgt_flops_overhead_ratio",
@@ -111,14 +111,14 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "ratio",
         "model",
-        "What sgt_flops_overhead_ratio is planned to be at this step.",
+        "Planned value of sgt_flops_overhead_ratio at this step.",
     ),
     Metric(
         "sgt_flops_per_token",
         "gauge",
         "FLOPs per token",
         "model",
-        "Floating point operations of one token, forward and backward, with the loops of now.",
+        "Floating point operations per token, forward and backward, with the current loops.",
     ),
     Metric(
         "sgt_mfu_ratio",
@@ -140,7 +140,7 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "ratio squared",
         "model",
-        "Variance of the normalized attention entropy between the heads of a layer.",
+        "Variance of the normalized attention entropy across the heads of a layer.",
         ("layer",),
     ),
     Metric(
@@ -156,7 +156,7 @@ RUN_METRICS: tuple[Metric, ...] = (
         "counter",
         "updates",
         "model",
-        "Measured updates in which the entropy of some head was NaN or infinite.",
+        "Measured updates in which the entropy of a head was NaN or infinite.",
     ),
     Metric(
         "sgt_head_entropy_ratio",
@@ -171,7 +171,7 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "loops",
         "model",
-        "How many times a layer is re-applied; 0 where it does not loop.",
+        "How many times a layer is re-applied; 0 if it does not loop.",
         ("layer",),
     ),
     Metric(
@@ -187,7 +187,7 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "1",
         "model",
-        "1 for the phase that the run is in, 0 for the others.",
+        "1 for the current phase of the run, 0 for the others.",
         ("phase",),
     ),
     Metric(
@@ -203,7 +203,7 @@ RUN_METRICS: tuple[Metric, ...] = (
         "counter",
         "decisions",
         "model",
-        "Due windows that changed nothing, by what held growth up.",
+        "Due windows that changed nothing, by reason.",
         ("reason",),
     ),
     Metric(
@@ -211,8 +211,8 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "standard errors",
         "model",
-        "Newest decision: between the last layer or head taken and the first left out; "
-        "absent where nothing was left out.",
+        "Margin of the latest decision, between the last layer or head chosen and the first left "
+        "out; absent if nothing was left out.",
         ("kind",),
     ),
     Metric(
@@ -220,35 +220,36 @@ RUN_METRICS: tuple[Metric, ...] = (
         "gauge",
         "1",
         "model",
-        "1 where a margin of the newest decision is below 2 standard errors; absent without one.",
+        "1 if a margin of the latest decision is below 2 standard errors, else 0; absent without "
+        "a margin.",
     ),
     Metric(
         "sgt_checkpoint_duration_seconds",
         "gauge",
         "seconds",
         "model",
-        "Duration of the newest checkpoint.",
+        "Duration of the latest checkpoint.",
     ),
     Metric(
         "sgt_checkpoint_last_success_timestamp_seconds",
         "gauge",
         "Unix seconds",
         "model",
-        "When the newest checkpoint was complete; after a resume, when the loaded one was taken.",
+        "When the latest checkpoint was completed; after a resume, when the loaded one was taken.",
     ),
     Metric(
         "sgt_checkpoint_failures_total",
         "counter",
         "checkpoints",
         "model",
-        "Checkpoints that could not be saved; earlier ones stay as they are.",
+        "Checkpoints that could not be saved; earlier ones are unaffected.",
     ),
     Metric(
         "sgt_run_disk_free_bytes",
         "gauge",
         "bytes",
         "model",
-        "Space that is left for this user on the file system of the run directory.",
+        "Free space for this user on the file system of the run directory.",
     ),
     Metric(
         "sgt_run_disk_size_bytes",

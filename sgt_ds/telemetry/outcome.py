@@ -1,4 +1,4 @@
-"""How a run was left: RUN/control/outcome.json, until its next start."""
+"""How a run ended: RUN/control/outcome.json, until its next start."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def read_outcome(control: Path) -> Outcome | None:
 
 
 def remove_outcome(control: Path) -> None:
-    """The run goes on. Raises: OSError."""
+    """The run continues. Raises: OSError."""
     (control / _NAME).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What the trainer tells about an update. Plain values: knows no torch, no server, no file."""
+"""What the trainer reports about an update. Plain values: knows no torch, no server, no file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StepRecord:
     overhead_ratio: float
     """(flops − vanilla_flops) / vanilla_flops."""
     flops_per_token: int
-    """FLOPs of one token with the loops of now."""
+    """FLOPs of one token with the current loops."""
     mfu_ratio: float | None
     """Share of the devices' peak in use, 0–1; None where the peak is unknown."""
     data_wait_seconds: float

@@ -1,4 +1,4 @@
-"""The reference page of all metrics, written from their table.
+"""The reference page of all metrics, generated from their tables.
 
 `python -m sgt_ds.telemetry.reference > docs/metrics.md`
 """
@@ -18,55 +18,55 @@ RANKS, RANKS_OF_A_HOST = 1024, 8
 _HEAD = """\
 # Metrics
 
-<!-- Written by `python -m sgt_ds.telemetry.reference`; change sgt_ds/telemetry/metrics.py instead. -->
+<!-- Written by `python -m sgt_ds.telemetry.reference`; change sgt_ds/telemetry/metrics_run.py or metrics_rank.py instead. -->
 
-Every rank serves `http://HOST:PORT/metrics` (and `/health`), PORT being `telemetry.port` plus its
-local rank. Units are base units, ratios lie in 0–1, layers and heads count from 0.
+Every rank serves `http://HOST:PORT/metrics` (and `/health`), where PORT is `telemetry.port` plus its
+local rank. The rows of the table are defined in `sgt_ds/telemetry/metrics_run.py` and
+`metrics_rank.py`. Units are base units, ratios are 0–1, layers and heads count from 0.
 
-- **run** series describe the run as a whole; global rank 0 alone serves them.
+- **run** series describe the whole run; only global rank 0 serves them.
 - **host** series describe a machine; local rank 0 of each host serves them.
-- **rank** series describe one rank; every rank serves its own. Like those of hosts they carry no
-  rank label of their own: the scrape target brings `run`, `host` and `rank` (`sgt-ds monitor
-  targets`).
-- Counters of a run go on from the checkpoint after a resume. Where a crash sets the run back behind
-  what a scraper has seen, they rest until the run has caught up, so `rate()` shows no jump;
-  `sgt_rank_step` and all gauges tell where the run really is. Counters of a rank begin at 0 with
+- **rank** series describe one rank; every rank serves its own. Host and rank series carry no rank
+  label of their own: the scrape target supplies `run`, `host` and `rank` (`sgt-ds monitor targets`).
+- Counters of a run continue from the checkpoint after a resume. If a crash sets the run back behind
+  what a scraper has seen, they stay constant until the run has caught up, so `rate()` shows no jump;
+  `sgt_rank_step` and all gauges show where the run really is. Counters of a rank start at 0 with
   each process, as `rate()` expects.
-- What no longer holds is 0 or gone: the depth of a layer that does not loop is 0, its looped heads
-  are absent, phases that ended are 0, a head without a finite entropy is absent.
-- A run that has ended says so before its port closes: `sgt_run_state` is `completed`, `stopped` or
-  `failed`. A run that hangs stays `running` while `sgt_rank_last_step_timestamp_seconds` ages.
-- `sgt_mfu_ratio` is there only on GPUs whose peak is known, `sgt_gpu_*` only on GPUs; utilisation,
-  power and energy need NVML (`pip install 'sgt-ds[nvml]'`). Under `training.fp8` as well the ratio is
-  to the bf16 peak; float8's own is twice that.
-- Parts of an update: `data` is the host's wait for the loader, `growth` its time in the growth
-  controller, `validation` and `checkpoint` what they hold training up. `forward`, `backward`,
-  `reduce` and `optimizer` are the device's time between CUDA events on a GPU, which are read once
-  they have passed, and the host's time on a CPU. DeepSpeed sends gradients while backward goes on:
-  `reduce` is only what is left to wait for when the last backward pass of an update has ended. The
-  device works while the host waits, so on a GPU the parts may add up to more than an update.
+- What no longer applies is 0 or absent: the depth of a layer that does not loop is 0, its looped
+  heads are absent, past phases are 0, a head without a finite entropy is absent.
+- A run that has ended reports it before its port closes: `sgt_run_state` is `completed`, `stopped`
+  or `failed`. A run that hangs stays `running` while `sgt_rank_last_step_timestamp_seconds` ages.
+- `sgt_mfu_ratio` exists only on GPUs whose peak is known, `sgt_gpu_*` only on GPUs; utilisation,
+  power and energy need NVML (`pip install 'sgt-ds[nvml]'`). The ratio is relative to the bf16 peak,
+  under `training.fp8` too; float8's own peak is twice that.
+- Phases of an update: `data` is the host's wait for the loader, `growth` its time in the growth
+  controller, `validation` and `checkpoint` the time they hold up training. `forward`, `backward`,
+  `reduce` and `optimizer` are device time between CUDA events on a GPU, read once the events have
+  completed, and host time on a CPU. DeepSpeed sends gradients during the backward pass: `reduce` is
+  only the remaining wait after the last backward pass of an update. The device works while the host
+  waits, so on a GPU the phases may add up to more than an update.
 - `process_*` of each rank (CPU seconds, memory, open files, start) come from prometheus_client.
 
-| metric | type | unit | of | labels | meaning |
+| metric | type | unit | scope | labels | meaning |
 |---|---|---|---|---|---|
 """
 
 _TAIL = """
 Buckets of `sgt_step_duration_seconds`, in seconds: {buckets}.
 
-## How many series
+## Number of series
 
 A model of {num_layers} layers of {num_heads} heads with {looping_layers} looping layers on \
 {ranks:,} GPU ranks of {hosts} hosts, counted from a rendered scrape:
 
 | | series |
 |---|---|
-| global rank 0, entry of a loop (all heads of the looping layers looped) | {first} |
+| global rank 0, while a loop enters (all heads of the looping layers loop) | {first} |
 | local rank 0 of every other host | {local} |
 | every other rank | {other} |
 | the whole run | {total:,} |
-| a head more, in one layer | 1, or 2 while it loops |
-| a source more in `data.train` | 1 |
+| each further head in one layer | 1, or 2 while it loops |
+| each further source in `data.train` | 1 |
 """
 
 

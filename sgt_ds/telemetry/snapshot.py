@@ -1,4 +1,4 @@
-"""What an exporter knows at one moment, and how it reads as Prometheus metric families.
+"""The state of an exporter at one moment, and its Prometheus metric families.
 
 A snapshot is immutable: training replaces it whole, a scrape reads whichever is there. So a scrape
 can neither see half an update nor hold training up, and what is no longer so is gone at once.

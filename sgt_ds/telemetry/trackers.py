@@ -1,4 +1,4 @@
-"""Writers for those who look at runs in TensorBoard or Weights & Biases. Optional; rank 0 alone.
+"""Writers for TensorBoard and Weights & Biases. Optional; rank 0 only.
 
 Each has a thread of its own behind a short queue: one that hangs loses rows, one that fails ends,
 and training neither waits nor stops. Knows neither training nor the run directory's layout.
@@ -55,7 +55,7 @@ class Tracker:
         except queue.Full:
             if not self._told_full:
                 self._told_full = True
-                log.warning("telemetry: %s is too slow, rows are lost (told once)", self._name)
+                log.warning("telemetry: %s is too slow; rows are lost (logged once)", self._name)
 
     def close(self) -> None:
         """Let it write what waits, for a while."""
@@ -65,7 +65,7 @@ class Tracker:
             return
         self._thread.join(WAIT_AT_END_SECONDS)
         if self._thread.is_alive():
-            log.warning("telemetry: %s did not end in time, it may lack rows", self._name)
+            log.warning("telemetry: %s did not finish in time; it may lack rows", self._name)
 
     def _run(self) -> None:
         try:
@@ -74,7 +74,7 @@ class Tracker:
                 writer.write(snapshot.step, plotted(snapshot))
             writer.close()
         except Exception as error:
-            log.error("telemetry: %s failed, training goes on without it: %s", self._name, error)
+            log.error("telemetry: %s failed; training continues without it: %s", self._name, error)
 
 
 def plotted(snapshot: Snapshot) -> Values:
@@ -111,7 +111,7 @@ def tensorboard(folder: Path) -> Tracker:
 
 
 def wandb(settings: Any, folder: Path, *, run: str, config: dict[str, Any]) -> Tracker:
-    """A run of Weights & Biases. A resumed run goes on in it, by its name and folder.
+    """A run of Weights & Biases. A resumed run continues in it, by its name and folder.
 
     `settings`: project, entity and mode; `sgt_ds.config.WandbConfig` is one. `config`: the resolved
     configuration, secrets already replaced. Raises: UserError where the package is missing.
@@ -143,7 +143,7 @@ def wandb(settings: Any, folder: Path, *, run: str, config: dict[str, Any]) -> T
 
 
 def _run_id(folder: Path) -> str:
-    """The id of the run that `folder` holds, so that a resumed run goes on in it."""
+    """The id of the run that `folder` holds, so that a resumed run continues in it."""
     file = folder / "run-id"
     if not file.exists():
         file.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf-8")
@@ -155,5 +155,5 @@ def _package(module: str, field: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            "this environment", field, f"{error}; pip install 'sgt-ds[{extra}]' or leave it out"
+            "this environment", field, f"{error}; pip install 'sgt-ds[{extra}]' or disable it"
         ) from None

@@ -1,4 +1,4 @@
-"""Training: the DeepSpeed engine, the loop, resuming, what ends a run early, and the step's bench.
+"""Training: the DeepSpeed engine, the loop, resuming, early stops, and the step benchmark.
 
 Loaded part by part when first asked for: the bench needs no DeepSpeed.
 """

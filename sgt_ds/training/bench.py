@@ -1,4 +1,4 @@
-"""Time and memory of one training step, a method beside vanilla and beside what its FLOPs say.
+"""Time and memory of one training step of a method, relative to vanilla and to its FLOPs.
 
 One process, plain torch: forward and backward of some micro-batches, AdamW, on random tokens. Knows
 no launcher, no data and no run. Every round times every case once, so that a machine that slows

@@ -1,4 +1,4 @@
-"""Joins the parts of a run: configuration in, a trainer that stands where it left off out."""
+"""Assembles a run: configuration in, a trainer at the point where it left off out."""
 
 from __future__ import annotations
 
@@ -230,22 +230,28 @@ def _check_float8(ranks: Ranks, config_file: str) -> None:
     dist.all_gather_object(faults, float8_fault(ranks.device), group=ranks.host_group)
     for rank, fault in enumerate(faults):
         if fault is not None:
-            message = f"rank {rank} is on {fault}; take other GPUs, or set it to false"
+            message = f"rank {rank} is on {fault}; use other GPUs, or set it to false"
             raise UserError(config_file, "training.fp8", message, everywhere=True)
 
 
 def _say_that_float8_is_slow(config: RunConfig, ranks: Ranks) -> None:
     if config.training.fp8 and ranks.device.type == "cpu":
-        log.warning("training.fp8: a CPU imitates float8, many times slower than bf16; for tests")
+        log.warning(
+            "training.fp8: a CPU emulates float8, many times slower than bf16; use it for "
+            "tests only"
+        )
 
 
 def _say_what_data_imply(config: RunConfig, loader: Loader, ranks: Ranks) -> None:
     if config.data.document_mask and config.training.compile and ranks.device.type != "cuda":
-        log.info("data.document_mask: blocks are not compiled here; documents differ each step")
+        log.info(
+            "data.document_mask: blocks are not compiled on this device, because documents "
+            "differ at each step"
+        )
     last = loader.last_batches
     if last is not None and last < config.training.steps:
         log.warning(
-            "data.exhausted: %s lasts for %d updates of %d; the run ends there",
+            "data.exhausted: %s lasts for %d of %d updates; the run stops there",
             loader.exhausted_source,
             last,
             config.training.steps,

@@ -1,4 +1,4 @@
-"""How long collectives between the ranks of a launch take, small ones and such as a bucket.
+"""How long collectives between the ranks of a launch take, at several sizes.
 
 `deepspeed --module sgt_ds.training.collectives FILE BYTES`; rank 0 writes FILE. Knows no model.
 """

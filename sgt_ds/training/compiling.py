@@ -1,4 +1,4 @@
-"""What torch compiled, kept for the next start. Knows no model and no step.
+"""Compiled code kept for the next start. Knows no model and no step.
 
 torch keeps what it compiled in a folder of each host, which a new machine or container does not
 have, and which hosts must not share. A kept file holds what they compiled, whole or absent, for all
@@ -36,7 +36,7 @@ from sgt_ds.training.engine import Ranks
 log = logging.getLogger(__name__)
 
 _TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-# Triton's kernels lie in torch's graphs as well.
+# Triton's kernels are in torch's graphs as well.
 _LEFT_OUT = frozenset({"locks", "triton"})
 # fxgraph/xx/KEY/HASH
 _GRAPH_PARTS = 4
@@ -76,7 +76,7 @@ class CompileCache:
             except FileNotFoundError:
                 pass
             except Exception as error:  # zipfile raises a dozen kinds where bits have turned
-                log.warning("%s cannot be read (%s); compiling anew", self.file, error)
+                log.warning("%s cannot be read (%s); compiling from scratch", self.file, error)
             if self._new_here():  # of a run that ended before it could keep it
                 self._kept = None
         dist.barrier(group=self._ranks.host_group)
@@ -128,7 +128,7 @@ class CompileCache:
         except FileNotFoundError:
             pass
         except Exception as error:
-            log.warning("%s cannot be read (%s); written anew", self.file, error)
+            log.warning("%s cannot be read (%s); rewriting it", self.file, error)
         return held
 
 
@@ -178,7 +178,7 @@ def _private_folder() -> Path:
         raise UserError("TMPDIR", None, f"cannot be written ({error}); set another") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise UserError(
-            folder, None, f"is not this user's alone; remove it, or set {_TORCH_FOLDER}"
+            folder, None, f"is not a private folder of this user; remove it, or set {_TORCH_FOLDER}"
         )
     return folder
 

@@ -1,4 +1,4 @@
-"""The process group and the DeepSpeed engine: all that this package tells DeepSpeed stands here."""
+"""The process group and the DeepSpeed engine: everything this package passes to DeepSpeed."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _reduce_without_the_host(optimizer: Any) -> None:
     epilogue = getattr(optimizer, "independent_gradient_partition_epilogue", None)
     if stream is None or epilogue is None or not optimizer.overlap_comm:
         return
-    if not optimizer.contiguous_gradients:  # what lies in no bucket is reduced after that wait
+    if not optimizer.contiguous_gradients:  # what is in no bucket is reduced after that wait
         return
     accelerator = get_accelerator()
 

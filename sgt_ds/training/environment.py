@@ -1,4 +1,4 @@
-"""What each start of a run found: when, where, with what software. One line a process start.
+"""Each start of a run: when, where, with what software. One line per process start.
 
 Knows the process and its libraries; no training, no report.
 """
@@ -37,12 +37,12 @@ def reached_step(metrics: Path) -> int | None:
 def note_start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> None:
     """Append this start to the run's record, and take away how the last one ended.
 
-    `step`: where it goes on; `reached`: how far the run had come. A record that cannot be written
+    `step`: where it continues; `reached`: how far the run had come. A record that cannot be written
     stops no training: it is for people who read of the run later.
     """
     path, fp8 = RunLayout(config.run_dir).starts, config.training.fp8
     if fp8 is not _newest(path, "fp8", fp8):
-        log.warning("training.fp8: %s from step %d on, not as before", f"{fp8}".lower(), step)
+        log.warning("training.fp8: %s from step %d on, unlike before", f"{fp8}".lower(), step)
     line = json.dumps(_start(config, ranks, step, reached)) + "\n"
     try:
         remove_outcome(RunLayout(config.run_dir).control)
@@ -110,4 +110,4 @@ def _processor() -> str:
         names = []
     name = names[0].strip() if names else platform.machine()
     threads = torch.get_num_threads()
-    return f"{name} (CPU, {threads} thread{'s' if threads > 1 else ''} a rank)"
+    return f"{name} (CPU, {threads} thread{'s' if threads > 1 else ''} per rank)"

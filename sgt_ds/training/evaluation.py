@@ -1,4 +1,4 @@
-"""Tasks and texts in the loop: batches split over the ranks, the same result at any number of them.
+"""In-loop tasks and texts: batches split over the ranks, the same result at any number of them.
 
 It changes nothing of training: no gradient, no random number, no compiled graph.
 """
@@ -57,7 +57,7 @@ class Evaluation:
         self._items_folder = items_folder
 
     def __call__(self, step: int, loops: Mapping[int, LoopInputs]) -> Scores:
-        """Scores of the weights of now; rank 0 writes the items. Collective."""
+        """Scores of the current weights; rank 0 writes the items. Collective."""
         share = slice(self._ranks.rank, None, self._ranks.world_size)
         device, scores = self._ranks.device, Scores()
 

@@ -1,4 +1,4 @@
-"""What telemetry costs a training process: scrapes by the clock and by CPU time, and publishing.
+"""The cost of telemetry to a training process: wall-clock and CPU time of scrapes, publishing.
 
 One process trains a small model on random tokens while another one scrapes it. Rounds with and
 without scrapes take turns, so that a machine that slows down slows both.

@@ -1,4 +1,4 @@
-"""What ends a run before its last step: a request to stop, or updates that keep being skipped."""
+"""What stops a run before its last step: a request to stop, or updates that keep being skipped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Requests:
         self._signalled = True
 
     def stop(self) -> bool:
-        """Whether a signal came, the stop file is there, or nobody minds this rank any more."""
+        """Whether a signal came, the stop file is there, or no one minds this rank any more."""
         return self._signalled or self._heartbeat.launcher_lost or self._stop_file.exists()
 
     def freeze(self) -> bool:
@@ -62,6 +62,6 @@ class SkippedSteps:
             raise Diverged(
                 f"step {step}: {self.in_a_row} updates in a row had non-finite gradients on at "
                 f"least one rank; last good checkpoint: {last_checkpoint()}; lower optimizer.lr "
-                "(in another run_dir; `fork` goes on from a checkpoint), or look at the data of "
+                "(in another run_dir; `fork` continues from a checkpoint), or check the data of "
                 "these updates"
             )

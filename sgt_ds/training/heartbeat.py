@@ -24,7 +24,7 @@ from sgt_ds.training.launcher_watch import LauncherWatch
 from sgt_ds.training.part_limits import PartLimits
 from sgt_ds.training.sigterm import Sigterm
 
-# Signs of life that all ranks together give to the file system that they share: each one a second,
+# Heartbeats that all ranks together give to the file system that they share: each one a second,
 # less often where they are many.
 RANKS_A_SECOND = 64
 
@@ -50,7 +50,7 @@ class Heartbeat:
     ) -> None:
         self.folder = folder
         self.saves: Callable[[], bool] = lambda: False
-        """Whether a save is under way: its writes may hold up signs of life on a shared disk."""
+        """Whether a save is under way: its writes may hold up heartbeats on the disk they share."""
         self._rank, self._host, self._alone = rank, socket.gethostname(), world_size == 1
         self._next_rank = (rank + 1) % world_size
         self._limits = PartLimits(hang_seconds, patient_seconds)
@@ -94,8 +94,8 @@ class Heartbeat:
             self._end = " ".join(f"{error}".split())[:300] or repr(error)
         self._over.set()
         self._sigterm.wake()
-        # The thread has the last word, since a disk may never answer: nobody waits for it longer
-        # than for any other sign of life.
+        # The thread has the last word, since a disk may never answer: no one waits for it longer
+        # than for any other heartbeat.
         self._thread.join(timeout=self._limits.hang_seconds)
         self._sigterm.release()
         if not (self._signed_off or self._thread.is_alive()):  # a fault of its own has ended it
@@ -135,7 +135,7 @@ class Heartbeat:
     def enter(self, part: str) -> None:
         """A part begins: on every rank the same ones, in the same order.
 
-        Each stage of a start (joining, model, engine, data, loading) enters "start" anew.
+        Each stage of a start (joining, model, engine, data, loading) enters "start" again.
         """
         self._limits.enter(part)
         self._count += 1
@@ -148,7 +148,7 @@ class Heartbeat:
     def waiting(self) -> Iterator[None]:
         """For the length of the block, wait for the other ranks, within a part that may last.
 
-        Who is late for it still has the part's own time; where nobody is, the wait is a hang.
+        Who is late for it still has the part's own time; where no one is, the wait is a hang.
         """
         part = self._limits.part
         self.enter("agreement")
@@ -179,7 +179,7 @@ class Heartbeat:
                     self._signed_off = True
                 return
             now = time.monotonic()
-            # While this process or its whole machine was stopped, nobody else waited for it either.
+            # While this process or its whole machine was stopped, no one else waited for it either.
             seconds, then = min(now - then, 2 * self._every), now
             self._count_stuck(seconds)
             try:
@@ -247,7 +247,7 @@ class Heartbeat:
             elif left := heartbeats.soonest_silence(ages):
                 left = min(left, max(limits.limit_seconds - self._stuck_seconds, self._every))
             if left:
-                # Not at every sign of life: each rank that waits reads the files of all. But when
+                # Not at every heartbeat: each rank that waits reads the files of all. But when
                 # the answer may change, or a hang would last that much longer.
                 self._waits_until = self._stuck_seconds + min(limits.hang_seconds / 6, left)
                 return
@@ -256,7 +256,7 @@ class Heartbeat:
             if not over:
                 return
             _say(
-                f"{self.own_name}: nothing has moved in {self.place} for "
+                f"{self.own_name}: no progress in {self.place} for "
                 f"{self._stuck_seconds:.0f} s, and {self.folder} does not answer ({error.strerror})"
             )
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Do all ranks hold the same weights? Under ZeRO-1 and -2 they must, bit for bit.
+"""Check that all ranks hold the same weights: under ZeRO-1 and -2 they must, bit for bit.
 
 A checksum a parameter, made on the device; the ranks compare them on the host.
 """
@@ -64,9 +64,10 @@ def _described(
     mine = seen[odd[0]]
     first = next(name for name, a, b in zip(names, mine, reference, strict=True) if a != b)
     several = len(odd) > 1
-    unsure = " (no majority tells which side is right)" if 2 * len(odd) >= len(seen) else ""
+    unsure = " (no majority shows which side is right)" if 2 * len(odd) >= len(seen) else ""
     return (
         f"step {step}: rank{'s' if several else ''} {', '.join(map(str, odd))} of {len(seen)} "
-        f"hold{'' if several else 's'} other weights than the others{unsure}, first in {first}; "
-        "resume from the last checkpoint, and look at that host's memory and links"
+        f"hold{'' if several else 's'} different weights from the others{unsure}, first in "
+        f"{first}; "
+        "resume from the last checkpoint, and check that host's memory and links"
     )

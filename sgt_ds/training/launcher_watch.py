@@ -1,4 +1,4 @@
-"""Whether anybody still minds this rank: what launched it, and the supervisor of its run.
+"""Whether this rank is orphaned: watches its launcher and the supervisor of its run.
 
 Knows no part of an update, and ends nothing.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from sgt_ds.telemetry import heartbeats
 
 # `sgt-ds train` gives a sign every two seconds. It may be suspended, or the shared directory stand
-# still; after this silence, as this rank sees it, nobody minds the run any more.
+# still; after this silence, as this rank sees it, no one minds the run any more.
 SUPERVISOR_SECONDS = 120.0
 # What starts ranks, as it stands at the beginning of command lines: a program or a module.
 _LAUNCHERS = frozenset(
@@ -29,7 +29,7 @@ _LAUNCHERS = frozenset(
 class LauncherWatch:
     """The launchers above this rank, and the supervisor: by their processes on this host.
 
-    `folder`: where the supervisor gives signs of life, by which ranks of other hosts know it.
+    `folder`: where the supervisor gives heartbeats, by which ranks of other hosts know it.
     `launched`: whether a launcher must stand above.
     """
 
@@ -46,7 +46,7 @@ class LauncherWatch:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether nobody minds this rank any more."""
+        """Whether no one minds this rank any more."""
         return self.launcher_ended or self._silent_seconds > SUPERVISOR_SECONDS
 
     def look(self, seconds: float) -> None:

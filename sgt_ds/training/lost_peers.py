@@ -1,4 +1,4 @@
-"""What gloo, NCCL and the ranks' meeting store say of a rank that has gone, in one line of ours.
+"""What gloo, NCCL and the rendezvous store report of a lost rank, as one line.
 
 Knows no collective; asks the heartbeat where this rank stands.
 """
@@ -39,8 +39,8 @@ def lost_peers_told(heartbeat: Heartbeat) -> Iterator[None]:
         cause = said.splitlines()[0][:300]
         if heartbeat.is_starting:
             raise NotMet(
-                f"{heartbeat.own_name} did not meet the other ranks, or lost one that was "
-                f"starting: {cause}"
+                f"{heartbeat.own_name} could not reach the other ranks, or lost one during "
+                f"start-up: {cause}"
             ) from error
         raise LostPeer(
             f"{heartbeat.own_name} lost another rank in {heartbeat.place}: {cause}"

@@ -1,4 +1,4 @@
-"""Which of this host's networks the ranks meet on. Knows no process group."""
+"""Which of this host's networks the ranks rendezvous on. Knows no process group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def choose_gloo_interface() -> None:
     """Let gloo use the network that leads to the ranks' meeting place, unless the user chose one.
 
     By itself it takes the address that the host's own name resolves to: where that is 127.0.1.1, as
-    on Debian, or another network's, ranks of other hosts wait for ever.
+    on Debian, or another network's, ranks of other hosts wait forever.
     """
     master = os.environ.get("MASTER_ADDR")
     if master is None or GLOO_INTERFACE in os.environ:

@@ -1,4 +1,4 @@
-"""How long each part of an update may take on this rank. Knows no file, thread or other rank."""
+"""How long each phase of an update may take on this rank. Knows no file, thread or other rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Hashable
 # What may last long for good reasons: it is bounded by the time limit of collectives.
 _PATIENT = frozenset({"start", "data", "report", "checkpoint", "validation", "end"})
 
-# Of these, and of the first reduction, those in which only a save holds up signs of life: elsewhere
-# a full disk cache may, or a library that loads or compiles and lets no thread go on.
+# Of these, and of the first reduction, those in which only a save holds up heartbeats: elsewhere a
+# full disk cache may, or a library that loads or compiles and lets no thread continue.
 _HEARD = frozenset({"data", "reduce", "end"})
 
 # What forward, backward and optimizer may take, in units of the longest time that they have taken:
@@ -61,7 +61,7 @@ class PartLimits:
         return min(self.patient_seconds, max(self.hang_seconds, self._paces.get(part, 0.0)))
 
     def silence_seconds(self, *, saves: bool) -> float:
-        """How long this rank may give no sign of life: a thread goes on, whatever training does.
+        """How long this rank may give no heartbeat: a thread continues whatever training waits for.
 
         `saves`: whether a save is under way.
         """

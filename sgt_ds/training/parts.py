@@ -1,4 +1,4 @@
-"""Time in each part of an update: what operators see of where it goes. Never waits for a device.
+"""Time in each phase of an update, as operators see it. Never waits for a device.
 
 On a GPU a part is bracketed by CUDA events on the current stream, which are read once they have
 passed; on a CPU, and for what the host does, by the host's clock.

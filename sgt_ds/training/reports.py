@@ -1,4 +1,4 @@
-"""Where a run's figures go: log, metrics.jsonl and exporter. Decides and measures nothing."""
+"""Outputs of a run's figures: the log, metrics.jsonl and the exporter. Decides nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run starts: anew, from its own newest good checkpoint, or from one that is named."""
+"""Where a run starts: from scratch, from its own newest good checkpoint, or from a named one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     if forking:
         if loops := state["state"]["loops"]:
             log.warning(
-                "fork: the loops of %s (layers %s) stay behind; growth begins anew",
+                "fork: the loops of %s (layers %s) are not carried over; growth starts from "
+                "scratch",
                 path,
                 ", ".join(sorted(loops, key=int)),
             )
@@ -65,8 +66,8 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     changed = growth.state != growth.policy.initial_state()
     if journal is not None and journal.is_new and changed and not forking:
         log.warning(
-            "%s was not there, and begins anew at step %d: nothing leads to the loops before; stop, "
-            "restore it and resume, if you have a copy",
+            "%s is missing; a new journal starts at step %d and lacks the history of the current "
+            "loops. If you have a copy, stop, restore it and resume",
             journal.path,
             trainer.clock.step,
         )
@@ -77,7 +78,7 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
 def _check_counts(state: Mapping[str, Any]) -> None:
     for key in ("step", "tokens", "batches", "skipped_steps"):
         if type(state[key]) is not int or not 0 <= state[key] < 2**63:
-            raise ValueError(f"{key} is no whole number below 2^63")
+            raise ValueError(f"{key} is not a whole number below 2^63")
 
 
 def _check_data(trainer: Trainer, config: RunConfig, path: Path, before: Mapping[str, Any]) -> None:
@@ -89,15 +90,16 @@ def _check_data(trainer: Trainer, config: RunConfig, path: Path, before: Mapping
         raise UserError(
             path,
             "data",
-            f"is not what this run reads: {what}; restore the data, or say data.accept_changed=true",
+            f"is not what this run reads: {what}; restore the data, or set "
+            "data.accept_changed=true",
         )
-    log.warning("data.accept_changed: going on with other data: %s", what)
+    log.warning("data.accept_changed: continuing with changed data: %s", what)
 
 
 def _own_checkpoint(config: RunConfig, ranks: Ranks, resuming: bool) -> Path | None:
     layout = RunLayout(config.run_dir)
     directory = layout.checkpoints
-    # As with `fork`: once a run has checkpoints of its own it goes on from them.
+    # As with `fork`: once a run has checkpoints of its own it continues from them.
     if isinstance(config.resume, Path) and (
         config.resume.resolve().parent == directory.resolve() or not layout.has_checkpoints()
     ):

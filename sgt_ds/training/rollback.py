@@ -1,4 +1,4 @@
-"""Take a run back to an earlier checkpoint: what came after it is set aside, nothing deleted.
+"""Take a run back to an earlier checkpoint: later ones are set aside, and nothing is deleted.
 
 Knows no launcher. The next start resumes there by itself.
 """
@@ -39,16 +39,16 @@ class RolledBack:
 
 
 def roll_back(run_dir: Path, step: int) -> RolledBack:
-    """Make the run go on from its newest good checkpoint at or before `step`.
+    """Make the run continue from its newest good checkpoint at or before `step`.
 
     Later checkpoints move to a folder laid out as a run directory, with a copy of journal and
     metrics, so that `growth show`, `growth diff`, `convert` and `fork` can still be given it; the
-    run's own journal and metrics then end where it goes on.
-    Raises: UserError where `run_dir` is no run, the run is alive, or no such checkpoint exists.
+    run's own journal and metrics then end where it continues.
+    Raises: UserError where `run_dir` is not a run, the run is alive, or no such checkpoint exists.
     """
     layout = RunLayout(run_dir)
     if not layout.config.exists():
-        raise UserError(run_dir, None, "is no run directory; give the run_dir of a run")
+        raise UserError(run_dir, None, "is not a run directory; give the run_dir of a run")
     with only_trainer(run_dir):
         if layout.checkpoints.is_dir():
             # What a run that died while saving left could come back under its name later.
@@ -67,7 +67,9 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
                 write_outcome(layout.control, 0, f"rolled back to step {kept.step}")
         except OSError as error:
             raise UserError(
-                run_dir, None, f"cannot be rolled back ({error.strerror}); free the disk, try again"
+                run_dir,
+                None,
+                f"cannot be rolled back ({error.strerror}); free disk space and try again",
             ) from None
     return RolledBack(kept.step, kept.path, frozen_from, thawed, aside, tuple(moved), bool(cuts))
 

@@ -1,4 +1,4 @@
-"""What a device does on a plain matrix product and a plain copy: the roof over a training step.
+"""Speed of a device on a plain matrix product and a plain copy: the roofline of a training step.
 
 `deepspeed --module sgt_ds.training.roofline FILE DTYPE` on one rank writes FILE. Knows no model.
 """

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: taken when the trainer says so, told of when they are complete."""
+"""The checkpoints of one run: taken when the trainer asks, reported when complete."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RunCheckpoints:
         """Step of the newest complete checkpoint of this run; -1 before the first."""
 
     def resumed(self, newest: Path) -> None:
-        """The run goes on from its newest good checkpoint, whose save may not have ended."""
+        """The run continues from its newest good checkpoint, whose save may not have ended."""
         if self._ranks.is_main:
             checkpoints.settle(self._directory, newest, self._retention)
 
@@ -119,7 +119,7 @@ class RunCheckpoints:
             self._failed(error)
 
     def finish(self) -> None:
-        """Wait for a save under way; a failure is told, not raised. Collective."""
+        """Wait for a save under way; a failure is reported, not raised. Collective."""
         try:
             self._note(self._saver.wait())
         except checkpoints.SaveFailed as error:
@@ -140,7 +140,7 @@ class RunCheckpoints:
             return
         self.saved_step = saved.step
         log.info(
-            "step %d: checkpoint saved in %.1f s, training stood still for %.2f s",
+            "step %d: checkpoint saved in %.1f s, training paused for %.2f s",
             saved.step,
             saved.seconds,
             saved.stall_seconds,
@@ -150,6 +150,6 @@ class RunCheckpoints:
 
     def _failed(self, error: checkpoints.SaveFailed) -> None:
         if self._ranks.is_main:  # the same error on all: one line is enough
-            log.error("checkpoint: %s; the next one that is due tries again", error)
+            log.error("checkpoint: %s; retrying at the next one that is due", error)
         if self._telemetry is not None:
             self._telemetry.publish_checkpoint_failure()

@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint: written at once, and beside training.
+"""How long a checkpoint pauses training: blocking, and in the background.
 
 One process, a DeepSpeed engine under ZeRO-2, random tokens. Knows no data and no run.
 """

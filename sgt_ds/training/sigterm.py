@@ -1,4 +1,4 @@
-"""SIGTERM as it comes, for a thread to see while training waits in a library. Knows no run."""
+"""SIGTERM delivered to a thread while training waits in a library. Knows no run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 class Sigterm:
     """What ends a rank because another one fell says so by SIGTERM, and kills it a second later.
 
-    Python's own handlers run in the main thread alone, which may wait in a collective for ever.
+    Python's own handlers run in the main thread alone, which may wait in a collective forever.
     From the main thread: construct, and `release`.
     """
 

@@ -1,4 +1,4 @@
-"""Weights of a model from elsewhere into a model that is about to be trained. Knows no engine."""
+"""Loads imported weights into a model about to be trained. Knows no engine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def checked_start(path: Path, model: ModelConfig) -> Start:
             raise UserError(
                 path,
                 f"model.{key}",
-                f"is {value} in the import and {ours[key]} in this run; "
-                f"use the `model` of {path / 'model.yaml'}",
+                f"is {value} in the import but {ours[key]} in this run; use the `model` of "
+                f"{path / 'model.yaml'}",
             )
     return start
 

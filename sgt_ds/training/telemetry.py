@@ -1,4 +1,4 @@
-"""The exporters of a run's ranks, and what rank 0 tells of all of them: joins telemetry and run."""
+"""The exporters of a run's ranks, and what rank 0 reports of all: joins telemetry and run."""
 
 from __future__ import annotations
 

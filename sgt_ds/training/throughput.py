@@ -1,4 +1,4 @@
-"""How fast this process trains, for the log and its ETA. Knows no part of an update."""
+"""How fast this process trains, for the log and its ETA. Knows no phase of an update."""
 
 from __future__ import annotations
 

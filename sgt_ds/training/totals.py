@@ -1,4 +1,4 @@
-"""What one update adds up over its micro-batches: sums and counts, never averages of averages."""
+"""Sums of one update over its micro-batches: sums and counts, never averages of averages."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class Trainer:
     def save(self, *, validation_loss: float | None = None, wait: bool = False) -> None:
         """Save a checkpoint, beside training unless `wait`. Collective.
 
-        `validation_loss`: of the weights of now. Raises: SaveFailed where `wait` and it failed.
+        `validation_loss`: of the current weights. Raises: SaveFailed where `wait` and it failed.
         """
         with self.parts.host("growth"):
             state = self.state_dict()  # brings the journal to here: resume cuts it back to here
@@ -336,7 +336,7 @@ class Trainer:
         self._save_the_end()
 
     def _stop(self) -> None:
-        log.info("step %d: asked to stop", self.clock.step)
+        log.info("step %d: stop requested", self.clock.step)
         self._save_the_end()
         if self.ranks.is_main:
             self.requests.stopped()

@@ -1,4 +1,4 @@
-"""A report of runs as one HTML file that needs no network and no script."""
+"""A report of runs as one self-contained HTML file without scripts."""
 
 from sgt_ds.report.html.page import MAX_RUNS, html_report
 

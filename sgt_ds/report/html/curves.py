@@ -1,4 +1,4 @@
-"""Pictures of how runs learn, what that costs and how fast they go; several runs in one plot."""
+"""Plots of learning, cost and speed; several runs in one plot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def convergence_plot(runs: Sequence[RunHistory]) -> Markup | None:
     """Perplexity against cumulative FLOPs: which run gets more out of the same compute."""
     return line_plot(
         "Convergence by compute",
-        "Perplexity (e to the loss), logarithmic: a lower line learns more from the same FLOPs.",
+        "Perplexity (e to the loss), logarithmic: a lower line has learned more from the same "
+        "FLOPs.",
         [
             Series(one.name, one.xs, [_exp(value) for value in one.ys], one.colour, one.form)
             for one in _losses(runs, "flops")

@@ -1,4 +1,4 @@
-"""What every plot shares: a stretching area of SVG, ticks and labels around it, legend, table.
+"""Shared by all plots: a stretching SVG area with ticks and labels, legend, table.
 
 The SVG holds marks alone and is stretched to its place; every text is HTML beside or above it, so
 that it keeps its size on a phone. Knows no run.

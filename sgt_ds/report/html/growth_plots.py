@@ -1,4 +1,4 @@
-"""Pictures of how a run grew: loop depths over time, entropies over time, heads of now."""
+"""Plots of growth: loop depths and entropies over time, current heads."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def entropy_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
         run.entropies.means,
         _range(layer for each in runs for layer in _binned(each, each.entropies.means)),
         "Entropy by layer over time",
-        "How undecided a layer's attention is: mean over its heads; 1 attends to everything alike. "
-        "A frame is the time during which a layer loops; where one ends and the next begins, it "
-        "loops once more.",
+        "Attention entropy of a layer, mean over its heads; 1 attends to all positions equally. A "
+        "frame marks the time during which a layer loops; where one ends and the next begins, its "
+        "depth grows by one.",
         "normalized entropy, 0–1",
     )
 
@@ -73,13 +73,13 @@ def variance_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
         run.entropies.variances,
         _range(layer for each in runs for layer in _binned(each, each.entropies.variances)),
         "Differences between heads over time",
-        "Variance of the entropies of a layer's heads: how far they have taken different roles.",
+        "Variance of the entropies of a layer's heads: how far they have specialised.",
         "variance of the entropy",
     )
 
 
 def head_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
-    """Layer × head as of now, looped heads outlined; None before the first measurement."""
+    """Current layer × head map, looped heads outlined; None before the first measurement."""
     heads = run.entropies.heads
     if not heads:
         return None
@@ -92,9 +92,9 @@ def head_map(run: RunHistory, runs: Sequence[RunHistory]) -> Markup | None:
     ]
     shown = thinned(width, MAX_HEAD_LABELS)
     return heat_map(
-        "Heads now",
+        "Current heads",
         f"Moving average at step {run.entropies.steps[-1]:,}, from which growth decides. "
-        "Frames are the heads that loop.",
+        "Framed heads loop.",
         heads,
         x=Axis("head", 0, width),
         edges=range(width + 1),

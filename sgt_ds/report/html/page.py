@@ -53,8 +53,8 @@ def html_report(runs: Sequence[RunHistory], *, now: datetime | None = None) -> s
             [tag("section", tag("h2", name), body, id=key) for key, name, body in sections],
             tag(
                 "footer",
-                "Layers and heads count from 0. Entropies are normalized: 0 looks at one token, 1 at "
-                "all alike. FLOPs are counted, not measured by the hardware.",
+                "Layers and heads count from 0. Entropies are normalized: 0 attends to one token, "
+                "1 to all equally. FLOPs are counted, not measured by the hardware.",
             ),
         ),
     )

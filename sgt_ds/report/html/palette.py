@@ -1,4 +1,4 @@
-"""Colours that stay apart for people who see few of them, on light and on dark paper. Pure.
+"""Colour-blind-safe colours, on light and on dark backgrounds. Pure.
 
 Lines: the palette of Okabe and Ito, in an order that suits the background. Heat maps: viridis,
 whose lightness rises evenly, so that it also reads in grey.
@@ -18,7 +18,7 @@ SHADES = 48
 
 
 def shade(place: float) -> int:
-    """The shade of a value that lies at `place`, 0 to 1, in its range."""
+    """The shade of a value that is at `place`, 0 to 1, in its range."""
     return min(SHADES - 1, max(0, int(place * SHADES)))
 
 

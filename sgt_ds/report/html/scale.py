@@ -1,4 +1,4 @@
-"""Axes: where a value lies, which ticks stand there, and how numbers are written. Pure."""
+"""Axes: positions of values and ticks, and how numbers are written. Pure."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from sgt_ds.growth import NOISE_STANDARD_ERRORS, Decision, DecisionLine, Loop, State
 from sgt_ds.report.history import RunHistory
 
-WITHIN_NOISE = "another batch could have chosen otherwise"
+WITHIN_NOISE = "another batch could have led to another choice"
 
 
 def growth_story(run: RunHistory) -> list[str]:
@@ -29,7 +29,7 @@ def change_words(before: State, after: State) -> str:
     for layer in sorted({*before.loops, *after.loops}):
         old, new = before.loops.get(layer), after.loops.get(layer)
         if new is None:
-            changes.append(f"layer {layer} loops no more")
+            changes.append(f"layer {layer} no longer loops")
         elif old is None or (old.depth, old.heads) != (new.depth, new.heads):
             changes.append(f"layer {layer} loops ×{new.depth} ({heads_words(new)})")
     return "; ".join(changes)
@@ -72,7 +72,7 @@ def _beginning(run: RunHistory) -> str:
 def _event(decision: Decision) -> str:
     if decision.rule == "freeze":
         return f"Step {decision.step:,}: growth is frozen ({decision.reason})."
-    change = change_words(decision.before, decision.after) or "nothing that shows"
+    change = change_words(decision.before, decision.after) or "no visible change"
     sentence = f"Step {decision.step:,}: {change}."
     if decision.candidates:
         sentence += f" Candidates, highest entropy first: layers {_numbers(decision.candidates)}."
@@ -111,8 +111,8 @@ def _now(run: RunHistory) -> str:
     phase = run.updates[-1].phase if run.updates else ""
     words = {
         "warmup": "still warming up",
-        "growing": "growth may go on",
-        "fixed": "nothing can change any more",
+        "growing": "growth may continue",
+        "fixed": "no further change is possible",
     }
     tail = f"; {words[phase]}" if phase in words else ""
     return f"At step {run.last_step:,}: {loops_now(run)}{tail}."

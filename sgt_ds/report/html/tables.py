@@ -28,7 +28,7 @@ def summary(runs: Sequence[RunHistory]) -> Markup:
         ("progress", _progress),
         ("phase", lambda run: run.updates[-1].phase or UNKNOWN if run.updates else UNKNOWN),
         ("loops", loops_now),
-        ("training loss, newest updates", _training_loss),
+        ("training loss, latest updates", _training_loss),
         ("validation loss", _validation_loss),
         ("tokens", lambda run: significant(run.updates[-1].tokens) if run.updates else UNKNOWN),
         ("FLOPs", lambda run: significant(run.updates[-1].flops) if run.updates else UNKNOWN),
@@ -36,7 +36,7 @@ def summary(runs: Sequence[RunHistory]) -> Markup:
         ("tokens per second, median", _speed),
         ("time left at that speed", _time_left),
         ("restarts", _restart_count),
-        ("newest line written", lambda run: f"{duration(run.age_seconds)} before this report"),
+        ("last line written", lambda run: f"{duration(run.age_seconds)} before this report"),
     )
     rows = [(name, *(value(run) for run in runs)) for name, value in facts]
     return tag("div", table(("", *(run.name for run in runs)), rows), class_="scroll wide")
@@ -74,7 +74,7 @@ def planned_and_measured(run: RunHistory) -> Markup | None:
         f"FLOPs until step {recipe.steps:,}",
         "beyond vanilla",
     )
-    note = "Skipped updates cost FLOPs too, and no plan knows them."
+    note = "Skipped updates also cost FLOPs, and are not part of any plan."
     return tag("div", table(head, rows, note=note), class_="scroll wide")
 
 
@@ -94,7 +94,7 @@ def starts(run: RunHistory) -> Markup:
         )
         for number, start in enumerate(run.starts)
     ]
-    head = ["started", "at step", "updates done again", "ranks", "host of rank 0"]
+    head = ["started", "at step", "updates repeated", "ranks", "host of rank 0"]
     head += ["float8"] if in_float8 else []
     return tag("div", table(head, rows), class_="scroll wide")
 
