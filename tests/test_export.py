@@ -340,7 +340,7 @@ def _another_architecture(checkpoint: Path) -> None:
         (_flip_a_bit, [], "optim_states.pt: differs"),
         (_lose_a_partition, [], "pp_rank_1_mp_rank_00_optim_states.pt: is missing"),
         (_another_architecture, [], "does not match the architecture"),
-        (None, ["--tag", "step-00000007"], "there are: step-00000006"),
+        (None, ["--tag", "step-00000007"], "available: step-00000006"),
         (None, ["--tag", "../../vanilla"], "--tag"),
         (None, ["--max-shard-size", "big"], "--max-shard-size"),
         (None, ["--tokenizer", "no/such.model"], "tokenizer"),
