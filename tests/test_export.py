@@ -398,10 +398,11 @@ def test_another_tokenizer_than_the_models_is_exported_with_it(
         (own, str(swapped), words, leave),
         (gone, other, fewer, copy),
         (other, None, fewer, copy),
+        (str(swapped), None, f"{swapped}: tokenizer: has other content", copy),
     ):
         _restate(run / STEP_FOLDER, tokenizer=named, **known)
         flag = [] if given is None else ["--tokenizer", given]
-        told = f"sgt-ds: {fault}, as the one the model was trained with has; {remedy}"
+        told = f"sgt-ds: {fault}, unlike the one the model was trained with; {remedy}"
         assert main(["convert", str(run), "--out", str(out), *flag]) == 2
         assert capsys.readouterr().err == f"{told}\n"
         if given is None:

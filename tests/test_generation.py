@@ -384,6 +384,12 @@ def test_a_damaged_export_is_a_traceback_or_told_without_a_remedy(
         assert line.startswith(f"sgt-ds: {weights}: cannot be loaded (Error while deserializing")
         assert line.endswith(remedy)
     shutil.copyfile(export / weights.name, weights)
+    config = folder / "config.json"
+    for key, value in (("num_hidden_layers", "x"), ("vocab_size", -4)):
+        config.write_text(json.dumps(json.loads((export / config.name).read_text()) | {key: value}))
+        (line,) = told()
+        assert line.startswith(f"sgt-ds: {folder}: cannot be loaded (")
+    shutil.copyfile(export / config.name, config)
     tokenizer.write_text('{"model": {"type": "none"}, "added_tokens": []}')
     (line,) = told()
     assert line.startswith(f"sgt-ds: {folder}: cannot be loaded (")

@@ -23,6 +23,7 @@ from sgt_ds.growth import (
     Measurement,
     State,
     build_policy,
+    kept_part,
     read_journal,
 )
 from sgt_ds.growth.decision import freeze
@@ -114,6 +115,15 @@ def test_freeze_that_came_after_the_checkpoint_and_stays(tmp_path: Path) -> None
         assert path.read_bytes() == before
         journal.cut_back(1, frozen=False)
     assert [type(line) for line in read(path)] == [Measurement]
+
+
+@pytest.mark.parametrize("damaged", ['{"step": "q"}', '{"step": null}', "[" * 100_000])
+def test_a_damaged_line_ends_a_rollback_in_a_traceback(damaged: str, tmp_path: Path) -> None:
+    path = tmp_path / "growth.jsonl"
+    lines = ['{"type": "header"}', '{"type": "measure", "step": 5}', damaged]
+    kept = "".join(f"{line}\n" for line in lines)
+    path.write_text(kept + '{"type": "measure", "step": 13}\n')
+    assert kept_part(path, 12) == (len(kept), False)
 
 
 def test_journal_of_another_run_that_is_written_into(tmp_path: Path) -> None:

@@ -161,3 +161,15 @@ def test_a_rollback_of_something_else_or_of_a_run_that_lives(
     assert "no such folder of checkpoints" in roll_back(capsys, tmp_path / "run", "--to", "5")[1]
     with only_trainer(tmp_path / "run"):
         assert "is being trained" in roll_back(capsys, tmp_path / "run", "--to", "5")[1]
+
+
+def test_two_rollbacks_in_a_row_forget_how_far_the_run_had_come(tmp_path: Path) -> None:
+    """Each set aside what it found; a folder of somebody else's is neither."""
+    layout = RunLayout(tmp_path)
+    for folder, rows in (("001", "abc"), ("002", "ab"), ("zz notes", ""), (".", "a")):
+        place = tmp_path if folder == "." else layout.set_aside / folder
+        place.mkdir(parents=True, exist_ok=True)
+        RunLayout(place).metrics.write_text("".join(f"{row}\n" for row in rows))
+    assert rollback.uncut_metrics(layout) == RunLayout(layout.set_aside / "001").metrics
+    layout.metrics.write_text("a\nx\n")  # trained on, otherwise
+    assert rollback.uncut_metrics(layout) == layout.metrics

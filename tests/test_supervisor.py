@@ -19,7 +19,8 @@ from sgt_ds.checkpoints import list_checkpoints, verify
 from sgt_ds.config import load_run_config, prepare_run_directory
 from sgt_ds.errors import UserError
 from sgt_ds.files import take_lock
-from sgt_ds.launch import kill_processes, processes_of, read_record, stop
+from sgt_ds.launch import Host, Target, kill_processes, processes_of, read_record, stop
+from sgt_ds.launch.supervisor import _ranks_words
 
 pytestmark = pytest.mark.launcher
 
@@ -217,6 +218,21 @@ def test_a_raw_launcher_that_dies_takes_its_ranks_along_saved(tmp_path: Path, da
     [checkpoint] = list_checkpoints(tmp_path / "run" / "checkpoints")[:1]
     assert verify(checkpoint.path) == []
     assert checkpoint.step == runs.last_step(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (Target((Host("127.0.0.1", 2, 1),), None, local=True), "2 ranks on this machine"),
+        (Target((Host("worker-1", 8, 1),), Path("hosts"), local=False), "8 ranks on worker-1"),
+        (
+            Target((Host("a", 8, 1), Host("b", 8, 2)), Path("hosts"), local=False),
+            "16 ranks on 2 hosts",
+        ),
+    ],
+)
+def test_a_start_names_another_place_than_where_its_ranks_are(target: Target, said: str) -> None:
+    assert _ranks_words(target) == said
 
 
 def test_stop_of_a_complete_run_says_so(

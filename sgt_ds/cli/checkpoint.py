@@ -112,7 +112,8 @@ def _remedy(given: Path, report: list[tuple[Path, list[str]]]) -> str:
     good = next((path for path, faults in report if not faults), None)
     if good is not None:
         return f"; use {good.name}"
-    if [path for path, _ in report] == [given]:
+    alone = [path for path, _ in report] == [given]
+    if alone and any(path != given for path in given.parent.glob("step-*")):
         return f"; use another one: `sgt-ds checkpoint verify {given.parent}` lists the good ones"
     return "; none here is good; restore them from a copy, or retrain"
 

@@ -240,6 +240,12 @@ def _form(info: FieldInfo) -> str:
     return f"; set keys in it: {', '.join(section.model_fields)}"
 
 
+def _default_hint(info: FieldInfo) -> str:
+    """What a key is set to where nobody sets it, as a hint; or just that it is to be set right."""
+    default = None if info.is_required() else info.get_default(call_default_factory=True)
+    return "; correct it" if default in (None, "") else f"; correct it (default: {default})"
+
+
 def _flow(value: Any) -> str:
     text = yaml.safe_dump(
         value, sort_keys=False, default_flow_style=True, width=1000, allow_unicode=True
@@ -279,7 +285,7 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
     message = in_plain_words(detail, info.get_default() if info else None)
     if detail["type"] == "value_error":
         if info is not None and isinstance(detail.get("input"), bool):
-            return UserError(path, field, f"{message}{_form(info)}")
+            return UserError(path, field, f"{message}{_form(info) or _default_hint(info)}")
         key, separator, rest = message.partition(": ")
         if separator and field is None and " " not in key:  # a check across sections names its key
             return UserError(path, key, rest)

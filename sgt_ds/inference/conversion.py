@@ -210,9 +210,8 @@ def _misfit(source: Source, reason: str) -> UserError:
 def _tokenizer_file(source: Source, given: str | None) -> Path | None:
     path = source.tokenizer if given is None else None if given == "none" else Path(given)
     if path is not None and not path.is_file():
-        raise UserError(
-            path, "tokenizer", "does not exist; give --tokenizer FILE, or none to omit it"
-        )
+        fault = "is a directory" if path.is_dir() else "does not exist"
+        raise UserError(path, "tokenizer", f"{fault}; give --tokenizer FILE, or none to omit it")
     if path is not None:
         check_tokenizer(path, source)
     return path

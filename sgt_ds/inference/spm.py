@@ -35,7 +35,11 @@ def tokenizer_of(path: Path) -> Any:
         rules = dict(_fields(_last(fields, 3, b"")))
         kind = trainer.get(3, _UNIGRAM)
     except (OSError, IndexError, KeyError, ValueError, TypeError, struct.error) as error:
-        raise UserError(path, None, f"is not a SentencePiece model ({error})") from None
+        raise UserError(
+            path,
+            None,
+            f"is not a SentencePiece model ({error}); give one, or a Hugging Face tokenizers JSON",
+        ) from None
     if kind not in (_UNIGRAM, _BPE) or not pieces:
         raise UserError(path, "model_type", "is neither unigram nor bpe; train one of these")
     kinds = [kind for _, _, kind in pieces]

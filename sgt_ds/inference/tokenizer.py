@@ -105,12 +105,12 @@ def check_tokenizer(path: Path, source: Source) -> None:
     else:
         size = _size(given)
         fault = "" if ids in (None, size) else f"has {size:,} ids, not {ids:,}"
-        if own is not None and path.resolve() == own.resolve():
-            fault = fault or "is not the same file"  # its words are gone, but its digest is known
+        if not fault and own is not None and path.resolve() == own.resolve():
+            fault = "has other content"  # what it held is gone, but not its checksum
         remedy = "pass a copy of that one to `sgt-ds convert --tokenizer`"
     if fault:
         raise UserError(
-            path, "tokenizer", f"{fault}, as the one the model was trained with has; {remedy}"
+            path, "tokenizer", f"{fault}, unlike the one the model was trained with; {remedy}"
         )
 
 
