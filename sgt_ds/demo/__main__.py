@@ -1,4 +1,4 @@
-"""`python -m sgt_ds.demo`: the main job from corpus to continuations, in a few minutes on a CPU."""
+"""`python -m sgt_ds.demo`: a small end-to-end run, in a few minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo. Returns the exit status: that of the command that failed, if one did."""
     parser = argparse.ArgumentParser(
         prog="python -m sgt_ds.demo",
-        description="Run the main job, small: data, training, scraping, conversion, text.",
+        description="A small end-to-end run: data, training, scraping, conversion, text.",
         epilog="example: python -m sgt_ds.demo --data 'c4/*.json.gz'",
     )
     parser.add_argument(
         "--data",
         metavar="GLOB",
-        help="train on the first 6 MB of these C4 shards instead of made stories",
+        help="train on the first 6 MB of these C4 shards instead of synthetic stories",
     )
     parser.add_argument(
         "--work-dir",
