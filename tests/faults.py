@@ -156,7 +156,7 @@ def network_faults(bench: Bench) -> dict[str, Make]:
         "5% of packets lost": lambda n: bench.survived(
             n, lambda job: made.drop(5), lambda: made.drop(0)
         ),
-        "partition, but for ssh": lambda n: bench.row(
+        "partition, except ssh": lambda n: bench.row(
             n,
             lambda job: made.drop(100, tcp_except=hosts.SSH_PORT),
             repair=lambda: made.drop(0),
