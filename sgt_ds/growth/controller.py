@@ -268,9 +268,9 @@ class GrowthController:
         self.state, self._frozen_from = self.policy.initial_state(), None
 
     def note_lost_journal(self, step: int, flops: int) -> None:
-        """Journal Θ where the journal begins anew: whoever reads it sees that lines are missing."""
+        """Journal Θ where a lost journal is restarted: whoever reads it sees that lines are missing."""
         phase = self.phase(step)
-        self._note(stall(step, "journal: begins anew here", self.state, phase), flops)
+        self._note(stall(step, "journal: restarted here", self.state, phase), flops)
 
     @property
     def _rank(self) -> int:
