@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +26,7 @@ from sgt_ds.errors import SgtError, UserError
 from sgt_ds.evaluation import named_tasks
 from sgt_ds.flops import run_warnings
 from sgt_ds.growth import check_method
-from sgt_ds.launch import RUN_ID_VARIABLE, fork_step, is_hostfile, launch_name, newest_step
-from sgt_ds.telemetry import write_outcome
+from sgt_ds.launch import RUN_ID_VARIABLE, fork_step, is_hostfile, launch_name
 
 if TYPE_CHECKING:
     from sgt_ds.training import Heartbeat
@@ -47,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config_file = str(options.run)
         resolve_deepspeed(config, _world_size(), config_file)
         resuming = check_run_directory(config)
-        if RUN_ID_VARIABLE not in os.environ:  # else `sgt-ds train` has seen to it
+        supervised = RUN_ID_VARIABLE in os.environ  # by `sgt-ds train`
+        if not supervised:
             # The raw launcher tells no rank which hostfile it was given.
             check_only_run(config, config_file, is_given=is_hostfile)
             _warn(config)
@@ -56,11 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ranks = join_ranks(config.training.collective_timeout_seconds)
             heartbeat.enter("start")
             try:
-                run(config, ranks, config_file, heartbeat, resuming=resuming)
+                run(
+                    config,
+                    ranks,
+                    config_file,
+                    heartbeat,
+                    resuming=resuming,
+                    supervised=supervised,
+                )
                 heartbeat.enter("agreement")  # NCCL's ranks leave together
             finally:
                 leave_ranks()
-        _note_end(config, 0, f"ended at step {_saved_step(config)} of {config.training.steps}")
     except SgtError as error:
         if isinstance(error, UserError):
             error = at_fault(error, options.run, options.overrides)
@@ -68,21 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shared = not joining or error.everywhere
         if not shared or os.environ.get("RANK", "0") == "0":
             print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
-        if joining and error.exit_code == 1:
-            _note_end(config, 1, f"the run failed: {error}")
         return error.exit_code
     return 0
-
-
-def _note_end(config: RunConfig, status: int, reason: str) -> None:
-    """Under a raw launcher rank 0 notes how the run was left; else `sgt-ds train` does."""
-    if RUN_ID_VARIABLE not in os.environ and not _rank():
-        with suppress(OSError):  # the run itself has ended as it should
-            write_outcome(RunLayout(config.run_dir).control, status, reason)
-
-
-def _saved_step(config: RunConfig) -> int:
-    return max(newest_step(RunLayout(config.run_dir)), 0)
 
 
 def _warn(config: RunConfig) -> None:

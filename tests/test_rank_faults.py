@@ -11,6 +11,7 @@ import torch
 from forked import Nursery
 from torch import nn
 
+from sgt_ds.telemetry import read_outcome
 from sgt_ds.training.integrity import checksums
 
 FAULTY = "faulty:main"
@@ -119,3 +120,7 @@ def test_a_run_that_stays_not_finite_goes_on_for_ever(
     assert f"last good checkpoint: {good}" in told
     assert "Traceback" not in told
     assert told.count("sgt-ds train: ") == 1
+    outcome = read_outcome(tmp_path / "run" / "control")
+    assert outcome is not None
+    assert outcome.status == 1
+    assert outcome.reason.startswith("the run failed: step 8: 3 updates in a row")

@@ -145,6 +145,7 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     capsys.readouterr()
     assert main(["growth", "what-if", str(run), "--k-max", "1"]) == 2
     assert "lines are missing" in capsys.readouterr().err
+    assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
     layout.journal.unlink()  # such a one does not replay
 
 

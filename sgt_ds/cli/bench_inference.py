@@ -14,6 +14,7 @@ from sgt_ds.cli.frame import (
     whole_number,
 )
 from sgt_ds.config import PRESETS
+from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
     from sgt_ds.inference import InferenceRow
@@ -89,6 +90,8 @@ def inference(options: argparse.Namespace) -> None:
 
     from sgt_ds.inference import InferenceSetting, bench_inference
 
+    if len(set(options.variants)) < len(options.variants):
+        raise UserError("--variants", None, "names one twice; name each once")
     device = chosen_device(options.device)
     compiled = device == "cuda" if options.mode == "auto" else options.mode == "compiled"
     setting = InferenceSetting(

@@ -164,12 +164,14 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     """The plan, and the name of the preset where the shape is one."""
     from sgt_ds.config import PRESETS, load_run_config
     from sgt_ds.flops import PAPER_PRESET, Recipe, plan, recipe_of_journal, recipe_of_run
-    from sgt_ds.growth import POLICIES, check_method, journal_in
+    from sgt_ds.growth import POLICIES, check_method, check_whole, journal_in, read_journal
 
     _check_known("--preset", options.preset, tuple(PRESETS))
     _check_known("--method", options.method, tuple(POLICIES))
     config: RunConfig | None = None
     journal = None if options.journal is None else journal_in(options.journal)
+    if journal is not None and (header := read_journal(journal, live=True)[0]) is not None:
+        check_whole(journal, header)
     preset: str | None = options.preset
     if options.run is not None:
         if "=" in str(options.run):

@@ -25,7 +25,6 @@ from sgt_ds.growth import (
     State,
     build_policy,
     check_shape,
-    check_whole,
     decisions,
     passes_at,
     read_journal,
@@ -103,12 +102,10 @@ def from_journal(
 
     After the journal's end nothing changes any more, nor after a person froze it; under other
     settings than the journal's own such a freeze says nothing.
-    Raises: UserError where the journal can't be read, lacks lines or is of another shape.
+    Raises: UserError where the journal can't be read or is of another shape.
     """
     policy, reached = build_policy(method, growth, model), 0
     header, lines = read_journal(path, live=True)
-    if header is not None:
-        check_whole(path, header)
     own = header is not None and (header.method, header.growth) == (method, growth)
 
     def counted() -> Iterator[Line]:

@@ -269,8 +269,9 @@ class GrowthController:
 
     def note_lost_journal(self, step: int, flops: int) -> None:
         """Journal Θ where a lost journal is restarted: whoever reads it sees that lines are missing."""
-        phase = self.phase(step)
-        self._note(stall(step, "journal: restarted here", self.state, phase), flops)
+        if self.journal is not None:  # without `_note`: other ranks enter no part here
+            restarted = stall(step, "journal: restarted here", self.state, self.phase(step))
+            self.journal.decision(restarted, flops)
 
     @property
     def _rank(self) -> int:

@@ -20,9 +20,6 @@ from torch import Tensor
 from sgt_ds.config import ModelConfig, parse_variant
 from sgt_ds.errors import UserError
 
-# Two graphs a case, a batch and a kind of pass; dynamo's own 8 would fall back to eager.
-_MAX_GRAPHS = 64
-
 # Token ids and their positions, int64 (batch, length) and (1, length), to the next ids (batch, 1).
 _Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -245,7 +242,8 @@ class Runner:
 
     def _compiled(self, *, tuned: bool) -> _Step:
         setting, dynamo = self._setting, torch._dynamo.config
-        dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
+        # A prompt and a token of every case; dynamo's own 8 would end in an error.
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * len(setting.loops()))
         options: dict[str, str | int | bool | Callable[..., Any]] | None = None
         if setting.device.type == "cuda":
             # The library's product of one row takes 6 to 9 µs whatever its size; with this option

@@ -45,7 +45,7 @@ from sgt_ds.launch.run_bench import (
     with_ratios,
 )
 from sgt_ds.launch.stop import check_not_complete, stop
-from sgt_ds.launch.supervisor import Launch, check_unattended, newest_step, supervise
+from sgt_ds.launch.supervisor import Launch, check_unattended, supervise
 from sgt_ds.launch.watch import launch_name
 
 __all__ = [
@@ -91,7 +91,6 @@ __all__ = [
     "link_of",
     "make_scratch",
     "master_address",
-    "newest_step",
     "parse_hostfile",
     "path_override",
     "probe",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from sgt_ds.config import (
     save_run_config,
 )
 from sgt_ds.data import Loader, check_data, check_shards, open_token_set, validation_batches
-from sgt_ds.errors import UserError
+from sgt_ds.errors import SgtError, UserError
 from sgt_ds.flops import FlopsCounter, earliest_outcome
 from sgt_ds.growth import (
     GrowthController,
@@ -30,7 +30,7 @@ from sgt_ds.growth import (
     settled_growth,
 )
 from sgt_ds.model import Transformer, float8_fault
-from sgt_ds.telemetry import peak_flops
+from sgt_ds.telemetry import peak_flops, write_outcome
 from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, build_engine
 from sgt_ds.training.environment import note_start, reached_step
@@ -51,11 +51,18 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    config: RunConfig, ranks: Ranks, config_file: str, heartbeat: Heartbeat, *, resuming: bool
+    config: RunConfig,
+    ranks: Ranks,
+    config_file: str,
+    heartbeat: Heartbeat,
+    *,
+    resuming: bool,
+    supervised: bool,
 ) -> None:
     """Build, train, close. Collective.
 
-    `resuming`: whether the run directory held this run before.
+    `resuming`: whether the run directory held this run before. `supervised`: whether `sgt-ds train`
+    notes how the run ends; otherwise rank 0 does.
     Raises: UserError, Diverged, StateMismatch.
     """
     check_data(config.data, config.model, config.evaluation)
@@ -64,6 +71,8 @@ def run(
         _check_float8(ranks, config_file)
     with ExitStack() as held:
         ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
+        if ranks.is_main and not supervised:
+            held.enter_context(_noted_failure(config))
         config = prepare(config, ranks, resuming=resuming)
         set_up_logging(config.run_dir, ranks.rank)
         trainer = build_trainer(config, ranks, config_file, heartbeat)
@@ -79,6 +88,28 @@ def run(
             trainer.train()
         finally:
             trainer.close()
+        if ranks.is_main and not supervised:
+            _note_end(config, 0, f"ended at step {trainer.clock.step} of {config.training.steps}")
+
+
+@contextmanager
+def _noted_failure(config: RunConfig) -> Iterator[None]:
+    """Bad input leaves the record of an earlier end as it is: nothing was trained."""
+    try:
+        yield
+    except UserError:
+        raise
+    except SgtError as error:
+        _note_end(config, 1, f"the run failed: {error}")
+        raise
+    except Exception:
+        _note_end(config, 1, f"the run failed; {RunLayout(config.run_dir).logs} says why")
+        raise
+
+
+def _note_end(config: RunConfig, status: int, reason: str) -> None:
+    with suppress(OSError):  # it is for people: the run itself ended as it did
+        write_outcome(RunLayout(config.run_dir).control, status, reason)
 
 
 def prepare(config: RunConfig, ranks: Ranks, *, resuming: bool) -> RunConfig:
