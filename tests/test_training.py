@@ -150,7 +150,7 @@ def test_killing_a_run_loses_nothing_but_the_steps_since_its_checkpoint(
     assert second.step in (6, 12, 18)
     assert second.step <= second.reached
     assert second.values["world_size"] == 2
-    assert second.values["device"].endswith("(CPU, 1 thread a rank)")
+    assert second.values["device"].endswith("(CPU, 1 thread per rank)")
     out = tmp_path / "report.html"
     assert main(["report", str(tmp_path / "run"), str(uninterrupted), "-o", str(out)]) == 0
     assert "loops ×2" in out.read_text()
@@ -165,7 +165,7 @@ def test_a_run_whose_data_end_fails_or_is_not_saved(tmp_path: Path, data: Path) 
         training={"global_batch_size": 64, "micro_batch_size": 16, "steps": 20},
     )
     told = runs.run_to_end(runs.single(run))
-    assert "lasts for 9 updates of 20" in told
+    assert "lasts for 9 of 20 updates" in told
     assert "is exhausted (data.exhausted: stop)" in told
     assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 10))
     assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
