@@ -153,7 +153,10 @@ def test_decision_that_depends_on_the_split(trained: dict[int, Path]) -> None:
 
 def test_rank_with_another_state_that_trains_on(trained: dict[int, Path]) -> None:
     for rank in range(4):
-        assert "rank 3 of 4 holds a different" in (trained[4] / f"another depth-{rank}.txt").read_text()
+        assert (
+            "rank 3 of 4 holds a different"
+            in (trained[4] / f"another depth-{rank}.txt").read_text()
+        )
         assert "rank 0 of 4 holds a different" in (trained[4] / f"complete-{rank}.txt").read_text()
     for rank in range(2):  # of two, the higher one is named: the lower one decides
         assert "rank 1 of 2 holds a different" in (trained[2] / f"complete-{rank}.txt").read_text()

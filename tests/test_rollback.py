@@ -131,7 +131,7 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     runs.run_to_end(runs.single(file))
     outcome = read_outcome(layout.control)
     assert outcome is not None
-    assert (outcome.status, outcome.reason) == (0, "ended at step 20 of 20")
+    assert (outcome.status, outcome.reason) == (0, "complete at step 20")
     assert runs.losses(run) == losses
     assert layout.journal.read_bytes() == journal
     assert runs.check_replay(run) == decisions

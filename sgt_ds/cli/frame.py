@@ -16,7 +16,10 @@ Handler = Callable[[argparse.Namespace], int | None]
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but bad usage is one line on stderr and exit status 2."""
+    """argparse, but bad usage is one line on stderr and exit status 2, and no flag is shortened."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)

@@ -288,10 +288,13 @@ def diff(options: argparse.Namespace) -> None:
 
 def freeze(options: argparse.Namespace) -> None:
     """Leave the request."""
-    from sgt_ds.growth import request_freeze
+    from sgt_ds.growth import find_journal, request_freeze
     from sgt_ds.launch import check_not_complete
 
     check_not_complete(options.run, "to freeze")
+    if find_journal(options.run) is not None and _growth_of(options.run).phase == "fixed":
+        print(f"growth of {options.run} has ended already (phase fixed); nothing to freeze")
+        return
     request = request_freeze(options.run)
     print(
         f"asked {options.run} to freeze its growth; this takes effect at the next update; until "

@@ -202,9 +202,8 @@ def _model_class(directory: Path) -> Any:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(
-            directory, None, "is not an export (no config.json); `sgt-ds convert` writes one"
-        ) from None
+        fault = "is not an export (no config.json)" if directory.is_dir() else "does not exist"
+        raise UserError(directory, None, f"{fault}; `sgt-ds convert` writes one") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(path, None, f"cannot be read ({error}); convert again") from None
     if not isinstance(values, dict) or "model_type" not in values:

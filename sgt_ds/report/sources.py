@@ -68,6 +68,8 @@ class DirectorySource:
         """The run as its files stand now."""
         if not self._layout.metrics.exists() and not self._layout.journal.exists():
             message = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
+            if self._layout.is_there():
+                message = "has recorded nothing yet: no metrics.jsonl and no growth.jsonl; see logs"
             raise UserError(self._layout.run_dir, None, message)
         self._read_rows()
         self._read_journal()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -85,11 +85,11 @@ def run(
                 ranks.on_main(lambda: save_run_config(config))
             if ranks.is_main:
                 note_start(config, ranks, trainer.clock.step, reached)
-            trainer.train()
+            end = trainer.train()
         finally:
             trainer.close()
         if ranks.is_main and not supervised:
-            _note_end(config, 0, f"ended at step {trainer.clock.step} of {config.training.steps}")
+            _note_end(config, 0, _end_in_words(end, trainer.clock.step, config.training.steps))
 
 
 @contextmanager
@@ -105,6 +105,12 @@ def _noted_failure(config: RunConfig) -> Iterator[None]:
     except Exception:
         _note_end(config, 1, f"the run failed; {RunLayout(config.run_dir).logs} says why")
         raise
+
+
+def _end_in_words(end: Literal["completed", "stopped"], step: int, steps: int) -> str:
+    if end == "completed":
+        return f"complete at step {step}"
+    return f"stopped as requested; saved at step {step} of {steps}"
 
 
 def _note_end(config: RunConfig, status: int, reason: str) -> None:

@@ -99,8 +99,8 @@ class Trainer:
         self.skips = SkippedSteps(config.training.max_skipped_steps)
         self._throughput = Throughput()
 
-    def train(self) -> None:
-        """Run the remaining updates, or those until a request to stop.
+    def train(self) -> Literal["completed", "stopped"]:
+        """Run the remaining updates, or those until a request to stop. Returns which.
 
         Raises: Diverged, StateMismatch.
         """
@@ -114,6 +114,7 @@ class Trainer:
         finally:
             if self.telemetry is not None:
                 self.telemetry.finish(end)
+        return end
 
     def _updates(self) -> Literal["completed", "stopped"]:
         """Updates and what is due after each, until there is nothing more to do. Collective."""
