@@ -182,7 +182,8 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
     Raises: UserError naming the batch sizes that divide.
     """
     batch, micro = config.training.global_batch_size, config.training.micro_batch_size
-    if batch % (micro * world_size):
+    together = micro * world_size  # sequences that all ranks take at a time
+    if batch % together:
         remedies = []
         per_rank = [size for size in range(1, batch + 1) if batch % (size * world_size) == 0]
         if per_rank:
@@ -192,15 +193,19 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
         if fitting:
             near = sorted(sorted(fitting, key=lambda ranks: abs(ranks - world_size))[:6])
             remedies.append(f"train on {', '.join(map(str, near))} ranks")
-        more = -(-batch // (micro * world_size)) * micro * world_size
-        remedies.append(f"for a new run, set it to {more}")
+        near = [
+            size
+            for size in (batch // together * together, -(-batch // together) * together)
+            if size
+        ]
+        remedies.append(f"for a new run, set it to {' or '.join(map(str, near))}")
         raise UserError(
             config_file,
             "training.global_batch_size",
             f"{batch} is not a multiple of micro_batch_size {micro} × {world_size} ranks; "
             + ", or ".join(remedies),
         )
-    return batch // (micro * world_size)
+    return batch // together
 
 
 def precision_of(deepspeed: dict[str, Any]) -> Precision:
