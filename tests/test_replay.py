@@ -292,11 +292,16 @@ def test_parting_of_two_runs_that_is_blamed_on_the_wrong_thing(
 def test_freeze_request_that_nobody_finds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = own_journal(tmp_path / "run", GROWTH).parent
+    later = GROWTH.model_copy(update={"t_start": 50})
+    run = own_journal(tmp_path / "run", later).parent
     requests = RunLayout(run)
     assert not requests.freeze_request.exists()
     assert main(["growth", "freeze", str(run)]) == 0
     assert requests.freeze_request.exists()
+    ended = own_journal(tmp_path / "ended", GROWTH).parent
+    assert main(["growth", "freeze", str(ended)]) == 0
+    assert "has ended already (phase fixed)" in capsys.readouterr().out
+    assert not RunLayout(ended).freeze_request.exists()
 
 
 def test_method_that_lacks_a_part_of_a_policy() -> None:

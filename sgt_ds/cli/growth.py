@@ -292,7 +292,8 @@ def freeze(options: argparse.Namespace) -> None:
     from sgt_ds.launch import check_not_complete
 
     check_not_complete(options.run, "to freeze")
-    if find_journal(options.run) is not None and _growth_of(options.run).phase == "fixed":
+    begun = options.run.is_dir() and find_journal(options.run) is not None
+    if begun and _growth_of(options.run).phase == "fixed":
         print(f"growth of {options.run} has ended already (phase fixed); nothing to freeze")
         return
     request = request_freeze(options.run)
