@@ -23,9 +23,8 @@ def checkpoint_until(directory: Path, step: int) -> CheckpointInfo:
         there = sorted(info.step for info in store.list_checkpoints(directory))
         have = "there is none at all"
         if there:
-            have = f"the oldest is at step {there[0]}"
-            if there[0] <= step:
-                have = "those there are damaged"
+            late = there[0] > step
+            have = f"the oldest is at step {there[0]}" if late else "those there are damaged"
         raise UserError(
             directory, f"--to {step}", f"no good checkpoint at or before that step; {have}"
         )

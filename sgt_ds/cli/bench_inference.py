@@ -35,8 +35,7 @@ def register(group: Subparsers[Parser]) -> None:
         nargs="+",
         default=["sgt:1", "sgt:2", "sgt:3", "block_loop:1"],
         metavar="V",
-        help="beside vanilla: sgt:K, attention_loop:K, block_loop:K (default: sgt:1 sgt:2 sgt:3 "
-        "block_loop:1)",
+        help="compared with vanilla: sgt:K, attention_loop:K, block_loop:K",
     )
     parser.add_argument(
         "--layers",

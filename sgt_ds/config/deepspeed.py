@@ -193,12 +193,12 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
         if fitting:
             near = sorted(sorted(fitting, key=lambda ranks: abs(ranks - world_size))[:6])
             remedies.append(f"train on {', '.join(map(str, near))} ranks")
-        near = [
+        sizes = [
             size
             for size in (batch // together * together, -(-batch // together) * together)
             if size
         ]
-        remedies.append(f"for a new run, set it to {' or '.join(map(str, near))}")
+        remedies.append(f"for a new run, set it to {' or '.join(map(str, sizes))}")
         raise UserError(
             config_file,
             "training.global_batch_size",

@@ -32,8 +32,8 @@ class InferenceSetting:
     """What is timed, and where."""
 
     model: ModelConfig
-    variants: tuple[str, ...] = ("vanilla", "sgt:1", "sgt:2", "sgt:3", "block_loop:1")
-    """`vanilla`, to which all are compared, and METHOD:K with K passes after the main one."""
+    variants: tuple[str, ...]
+    """METHOD:K with K passes after the main one; `vanilla`, to which all are compared, always runs."""
     layers: int = 3
     """Looping layers: the deepest."""
     heads: int = 2

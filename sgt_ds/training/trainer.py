@@ -153,7 +153,8 @@ class Trainer:
         """
         started = time.perf_counter()
         clock, training = self.clock, self.config.training
-        loops = self._loops()
+        passes = self.growth.passes(clock.step)
+        loops = loop_inputs(passes, self.ranks.device)
         measure = self.growth.measures(clock.step)
         rate = learning_rate(clock.step, training.steps, self.config.optimizer)
         set_learning_rate(self.engine.optimizer.param_groups, rate)
@@ -181,7 +182,7 @@ class Trainer:
 
         tokens = training.global_batch_size * self.config.data.sequence_length
         clock.tokens += tokens
-        self.flops.add(tokens, self.growth.passes(clock.step))
+        self.flops.add(tokens, passes)
         # A finite loss can hide an inf gradient: the engine judges the reduced gradients,
         # and every rank gets the same verdict.
         if not self.engine.was_step_applied():
