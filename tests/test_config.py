@@ -288,8 +288,9 @@ def test_a_batch_that_does_not_divide_names_sizes_that_do(run_file: Path, tmp_pa
     )
     with pytest.raises(
         UserError, match=r"set training.micro_batch_size to one of \[1, 2, 3, 4, 6, 12\]"
-    ):
+    ) as told:
         resolve_deepspeed(config, 2, run_file)
+    assert told.value.message.endswith(", or for a new run, set it to 20 or 30")
 
 
 def test_a_host_too_many_is_told_with_the_numbers_of_ranks_that_fit(
@@ -396,6 +397,7 @@ def test_a_fault_of_the_command_line_is_told_of_the_file(
         (["growth", "shwo", "run"], "'shwo' is unknown; did you mean 'show'?; known: replay,"),
         (["convert", "run", "--out", "x", "--dtype", "FP32"], "'FP32' is unknown; did you mean"),
         (["convert", "run", "--out", "x", "--trim-vocba"], "did you mean '--trim-vocab'?"),
+        (["train", "run.yaml", "--num-gpu", "2"], "did you mean '--num-gpus'?"),
         (["plan", "--method", "SGT"], "'SGT' is unknown; did you mean 'sgt'?; known: vanilla,"),
         (["plan", "--preset", "573"], "'573' is unknown; did you mean '573m'?; known: tiny,"),
     ],

@@ -144,6 +144,7 @@ def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
         ("no-such-run", "is not a run directory"),
         ("127.0.0.1:1", "does not answer as an exporter"),
         (".", "holds neither metrics.jsonl nor growth.jsonl"),
+        ("refused", "has recorded nothing yet"),
     ],
 )
 def test_a_wrong_target_is_one_line_and_status_2(
@@ -154,6 +155,7 @@ def test_a_wrong_target_is_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "refused" / "control" / "ranks").mkdir(parents=True)
     assert main(["top", target, "--once"]) == 2
     err = capsys.readouterr().err
     assert remedy in err
