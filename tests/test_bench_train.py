@@ -43,7 +43,7 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
     done = bench(
         *("train", str(run_file(tmp_path)), "--variants", "vanilla", "sgt:2", "--num-gpus", "2"),
         *("--micro-batches", "3", "--updates", "2", "--intervals", "3", "--scratch", str(scratch)),
-        "--json",
+        *("--load", "--json"),
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -82,6 +82,7 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
         assert not {"validation", "checkpoint"} & run["parts"].keys(), "no part of an update"
         assert run["growth_collective_seconds"] > 0
         assert run["checkpoint_seconds"] > 0
+        assert 0 < run["load_seconds"] < 60
         assert run["rank_spread_ratio"] >= 0
         assert not (scratch / name / "checkpoints").exists()
 

@@ -76,6 +76,9 @@ def add_run_options(parser: Parser, variants: Sequence[str]) -> None:
         default=1,
         help="repeats of all runs, in alternating order",
     )
+    parser.add_argument(
+        "--load", action="store_true", help="also resume each run once, to time loading"
+    )
     parser.add_argument("--heads", type=whole_number(1), default=2, help="heads that loop in sgt:K")
     parser.add_argument(
         "--scratch", type=Path, metavar="DIR", help="directory for the run directories"
@@ -174,6 +177,7 @@ def setting_of(options: argparse.Namespace, global_batch_size: int | None) -> Ru
         warm_up=options.warm_up,
         repeats=options.repeats,
         global_batch=global_batch,
+        loads=options.load,
     )
 
 
@@ -244,7 +248,7 @@ def print_table(setting: RunSetting, measured: Measured) -> None:
     print(
         f"{'variant':18}{'ranks':>6}{'batch':>7}{'s/update':>10}{'least–most':>17}"
         f"{'tokens/s/rank':>15}{'MFU':>7}{'roof':>7}"
-        f"{'time':>8}{'FLOPs':>8}{'excess':>8}{'scaling':>9}{'spread':>8}{'growth µs':>11}{'save s':>8}{'peak GB':>9}"
+        f"{'time':>8}{'FLOPs':>8}{'excess':>8}{'scaling':>9}{'spread':>8}{'growth µs':>11}{'save s':>8}{'load s':>8}{'peak GB':>9}"
     )
     roof = measured.roofline["product_flops_per_second"]
     for run in figures:
@@ -257,6 +261,7 @@ def print_table(setting: RunSetting, measured: Measured) -> None:
             + (f"{run.excess:8.2f}" if run.excess is not None else f"{'':8}")
             + f"{_share(run.scaling_ratio):>9}{100 * run.rank_spread_ratio:7.1f}%"
             f"{1e6 * run.growth_collective_seconds:11,.0f}{run.checkpoint_seconds:8.2f}"
+            + (f"{run.load_seconds:8.2f}" if run.load_seconds is not None else f"{'':8}")
             + (f"{run.peak_memory_bytes / 1e9:9.1f}" if run.peak_memory_bytes else "")
         )
     for run in figures:

@@ -1,7 +1,7 @@
 """`bench train`: whole runs through the launcher, comparing methods and numbers of ranks.
 
-Every figure comes from what a run tells anybody: rows of its metrics.jsonl, and its ranks'
-exporters, scraped as Prometheus would. Knows no model and no engine.
+Every figure comes from what a run tells anybody: rows of its metrics.jsonl and starts.jsonl, and
+its ranks' exporters, scraped as Prometheus would. Knows no model and no engine.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class RunSetting:
     """Times that all runs are made, in turned order, so that a drift hits them alike."""
     global_batch: Mapping[int, int]
     """Sequences of an update, by number of ranks."""
+    loads: bool = False
+    """Resume each run once, to time loading."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class RunFigures:
     """The last save, which is waited for."""
     peak_memory_bytes: float | None
     """Allocated at most, of the rank that needed most; None without a GPU."""
+    load_seconds: float | None = None
+    """Checking and loading that save at a resume; None where it was not tried."""
     time_ratio: float | None = None
     flops_ratio: float | None = None
     scaling_ratio: float | None = None
@@ -201,7 +205,7 @@ def _run(
     setting: RunSetting, scratch: Path, chosen: Variant, ranks: int, repeat: int, steps: int
 ) -> RunFigures:
     directory = scratch / f"{chosen.name.replace(':', '-')}-{ranks}-{repeat}"
-    port = free_ports(ranks)
+    name, port = f"{chosen.name} on {ranks} ranks", free_ports(ranks)
     global_batch = setting.global_batch[ranks]
     words = [
         *("sgt_ds.train", str(setting.run_yaml)),
@@ -211,14 +215,18 @@ def _run(
         f"training.steps={steps}",
         f"training.log_every={setting.updates}",
         f"training.global_batch_size={global_batch}",
-        *("training.validate_every=1000000", "checkpoint.every=1000000", "resume=never"),
+        *("training.validate_every=1000000", "checkpoint.every=1000000"),
         *("telemetry.enabled=true", "telemetry.host=127.0.0.1", f"telemetry.port={port}"),
     ]
     make_scratch(scratch)
     scraper = _Scraper(range(port, port + ranks), setting.warm_up * setting.updates)
     with scraper:
-        launch_one(f"{chosen.name} on {ranks} ranks", words, ranks, directory.with_suffix(".log"))
+        launch_one(name, [*words, "resume=never"], ranks, directory.with_suffix(".log"))
     figures = _figures(setting, chosen.name, ranks, repeat, directory, scraper)
+    if setting.loads:
+        launch_one(f"{name}, resumed", words, ranks, directory.with_suffix(".resumed.log"))
+        newest = RunLayout(directory).starts.read_text().splitlines()[-1]
+        figures = replace(figures, load_seconds=json.loads(newest)["load_seconds"])
     shutil.rmtree(RunLayout(directory).checkpoints)  # tens of gigabytes, of no more use
     return figures
 

@@ -62,6 +62,7 @@ def full_snapshot(
         growth_margin=dict.fromkeys(MARGIN_KINDS, 3.0),
         within_noise=False,
         checkpoint_seconds=1.0,
+        load_seconds=1.0,
         checkpoint_timestamp=0.0,
         device_memory=DeviceMemory(allocated=1, reserved=1, peak=1, size=1),
         hardware=Hardware(1, 1, 1, 1, 1, 1, 0.5, 300.0, 1.0),

@@ -249,6 +249,10 @@ class Exporter(Collector):
             lambda now: replace(now, checkpoint_seconds=seconds, checkpoint_timestamp=time.time()),
         )
 
+    def publish_load(self, seconds: float) -> None:
+        """The checkpoint that this start continues from is loaded; it took `seconds`."""
+        self._change("publish_load", lambda now: replace(now, load_seconds=seconds))
+
     def publish_checkpoint_failure(self) -> None:
         """A checkpoint could not be saved."""
         self._change(

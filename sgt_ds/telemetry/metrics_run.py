@@ -231,6 +231,13 @@ RUN_METRICS: tuple[Metric, ...] = (
         "Duration of the latest checkpoint.",
     ),
     Metric(
+        "sgt_checkpoint_load_duration_seconds",
+        "gauge",
+        "seconds",
+        "model",
+        "Duration of checking and loading the checkpoint that this start continues from.",
+    ),
+    Metric(
         "sgt_checkpoint_last_success_timestamp_seconds",
         "gauge",
         "Unix seconds",

@@ -103,6 +103,7 @@ class Snapshot:
     )
     within_noise: bool | None = None
     checkpoint_seconds: float | None = None
+    load_seconds: float | None = None
     checkpoint_timestamp: float | None = None
     checkpoint_failures: int = 0
     run_state: str = "running"
@@ -194,6 +195,7 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
         ],
         "sgt_growth_within_noise": _one(snapshot.within_noise),
         "sgt_checkpoint_duration_seconds": _one(snapshot.checkpoint_seconds),
+        "sgt_checkpoint_load_duration_seconds": _one(snapshot.load_seconds),
         "sgt_checkpoint_last_success_timestamp_seconds": _one(snapshot.checkpoint_timestamp),
         "sgt_data_wait_seconds_total": _one(snapshot.data_wait_seconds),
         "sgt_step_part_seconds_total": [

@@ -80,11 +80,11 @@ def run(
             heartbeat.enter("start")
             layout = RunLayout(config.run_dir)
             reached = reached_step(uncut_metrics(layout)) if ranks.is_main else None
-            restore(trainer, config, ranks, resuming=resuming)
+            load_seconds = restore(trainer, config, ranks, resuming=resuming)
             if resuming:  # only now is it known to be the same run
                 ranks.on_main(lambda: save_run_config(config))
             if ranks.is_main:
-                note_start(config, ranks, trainer.clock.step, reached)
+                note_start(config, ranks, trainer.clock.step, reached, load_seconds)
             end = trainer.train()
         finally:
             trainer.close()

@@ -34,16 +34,20 @@ def reached_step(metrics: Path) -> int | None:
     return step if isinstance(step, int) else None
 
 
-def note_start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> None:
+def note_start(
+    config: RunConfig, ranks: Ranks, step: int, reached: int | None, load_seconds: float | None
+) -> None:
     """Append this start to the run's record, and take away how the last one ended.
 
-    `step`: where it continues; `reached`: how far the run had come. A record that cannot be written
-    stops no training: it is for people who read of the run later.
+    `step`: where it continues; `reached`: how far the run had come; `load_seconds`: what its
+    checkpoint took to load. A record that cannot be written stops no training: it is for people
+    who read of the run later.
     """
     path, fp8 = RunLayout(config.run_dir).starts, config.training.fp8
     if fp8 is not _newest(path, "fp8", fp8):
         log.warning("training.fp8: %s from step %d on, unlike before", f"{fp8}".lower(), step)
-    line = json.dumps(_start(config, ranks, step, reached)) + "\n"
+    start = {"step": step, "reached": reached, "load_seconds": load_seconds}
+    line = json.dumps({**start, **_environment(config, ranks)}) + "\n"
     try:
         remove_outcome(RunLayout(config.run_dir).control)
         with path.open("a", encoding="utf-8") as stream:
@@ -71,12 +75,10 @@ def _newest(path: Path, key: str, default: Any = None) -> Any:
     return default
 
 
-def _start(config: RunConfig, ranks: Ranks, step: int, reached: int | None) -> dict[str, Any]:
+def _environment(config: RunConfig, ranks: Ranks) -> dict[str, Any]:
     on_gpu = ranks.device.type == "cuda"
     return {
         "time": round(time.time(), 3),
-        "step": step,
-        "reached": reached,
         "world_size": ranks.world_size,
         "micro_batch_size": config.training.micro_batch_size,
         "host": socket.gethostname(),

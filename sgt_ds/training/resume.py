@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,22 @@ from sgt_ds.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 
-def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool) -> None:
+def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool) -> float | None:
     """Bring the trainer to where the run left off, or to the checkpoint that it forks from.
 
-    `resuming`: whether the run directory held this run before. Collective.
+    `resuming`: whether the run directory held this run before. Returns the seconds that checking
+    and loading took; None where the run starts from scratch. Collective.
     Raises: UserError where the checkpoint is damaged, missing, or of another run, architecture,
     data set or world size; or where the run has checkpoints and none is good.
     """
+    started = time.perf_counter()
     path = _own_checkpoint(config, ranks, resuming)
     forking = path is None and config.fork is not None
     if forking:
         path = config.fork
     if path is None:
         trainer.cut_back(-1)
-        return
+        return None
     engine, group = trainer.engine, ranks.host_group
     found = not forking and path != config.resume
     if forking:
@@ -72,7 +75,12 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
             trainer.clock.step,
         )
         growth.note_lost_journal(trainer.clock.step, trainer.flops.total)
-    log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)
+    seconds = time.perf_counter() - started
+    if trainer.telemetry is not None:
+        trainer.telemetry.publish_load(seconds)
+    done = "forked from" if forking else "resumed"
+    log.info("%s %s at step %d, in %.1f s", done, path, trainer.clock.step, seconds)
+    return seconds
 
 
 def _check_counts(state: Mapping[str, Any]) -> None:
