@@ -33,10 +33,11 @@ def test_a_case_that_is_not_timed_or_not_beside_vanilla(
     assert not document["compiled"]
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not GPU, reason="no GPU"))]
 )
-def test_what_is_timed_is_not_what_generate_says(device: str) -> None:
+def test_what_is_timed_is_not_what_generate_says(device: str, batch: int) -> None:
     shape = ModelConfig(
         hidden_size=32,
         intermediate_size=64,
@@ -56,8 +57,9 @@ def test_what_is_timed_is_not_what_generate_says(device: str) -> None:
         compiled=True,
         backend="inductor" if device == "cuda" else "aot_eager",  # without a C++ compiler
     )
+    torch._dynamo.reset()
     for name, model in build_models(setting).items():
-        runner = Runner(model, 2, setting)  # fullgraph: a break is an error
+        runner = Runner(model, batch, setting)  # fullgraph: a break is an error
         for _ in range(2):  # the second round finds the cache as the first left it
             runner.prefill()
             told = [runner.token.clone()]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +23,18 @@ from sgt_ds.errors import UserError
 
 # Token ids and their positions, int64 (batch, length) and (1, length), to the next ids (batch, 1).
 _Step = Callable[[Tensor, Tensor], Tensor]
+
+# For a token of one sequence on a GPU, whose products all have a single row.
+_ONE_ROW: dict[str, Any] = {
+    # The library's product of one row takes 6 to 9 µs whatever its size; as a reduction it is tuned
+    # where it runs, and joins what reads the same.
+    "coordinate_descent_tuning": True,
+    # Such a reduction would compute what it reads, an activation or a softmax, once for each row of
+    # the weights: what takes more operations than these is a kernel of its own.
+    "realize_opcount_threshold": 5,
+    # A kernel starts while the one before it ends.
+    "triton.enable_pdl": True,
+}
 
 # Tokens that a case decodes before the next one's turn: what else the machine does hits all alike.
 _TURN = 8
@@ -205,13 +218,8 @@ class Runner:
         self._positions = torch.arange(setting.prompt, device=setting.device)[None]
         self._position = self._positions[:, -1:].clone()  # of `token`
         self._cache = self._new_cache(batch)
-        read_prompt: _Step = self._step
-        read_token: _Step = self._step
-        if setting.compiled:
-            read_prompt = self._compiled(tuned=False)
-            read_token = self._compiled(tuned=batch == 1)
-        self._read_prompt = self._work(read_prompt, self.ids, self._positions)
-        self._read_token = self._work(read_token, self.token, self._position)
+        self._read_prompt = self._work(self.ids, self._positions)
+        self._read_token = self._work(self.token, self._position)
 
     def prefill(self) -> float:
         """Seconds of the prompt, into an empty cache."""
@@ -229,26 +237,39 @@ class Runner:
                 read()
             return self._now() - started
 
-    def _work(self, step: _Step, ids: Tensor, positions: Tensor) -> Callable[[], None]:
-        """What is timed: plain on a CPU or without compiling, else one CUDA graph."""
+    def _work(self, ids: Tensor, positions: Tensor) -> Callable[[], None]:
+        """What is timed: plain calls, compiled ones, or on a GPU one CUDA graph of compiled ones."""
+        on_gpu = self._setting.device.type == "cuda"
+        one_row = on_gpu and ids.numel() == 1
+        if not self._setting.compiled:
+            return partial(self._read, self._step, ids, positions)
+        step = self._compiled(_ONE_ROW if one_row else None)
         read = partial(self._read, step, ids, positions)
-        as_graph = self._setting.compiled and self._setting.device.type == "cuda"
-        return self._captured(read) if as_graph else read
+        if not on_gpu:
+            return read
+        # In plain operations, of which the compiler makes reductions of one row too, attention of
+        # one query takes half the time of the library's kernel.
+        with self._attention("eager" if one_row else "sdpa"):
+            return self._captured(read)
+
+    @contextmanager
+    def _attention(self, implementation: str) -> Iterator[None]:
+        usual = self._model.config._attn_implementation
+        self._model.set_attn_implementation(implementation)
+        try:
+            yield
+        finally:
+            self._model.set_attn_implementation(usual)
 
     def _read(self, step: _Step, ids: Tensor, positions: Tensor) -> None:
         """Leaves the next tokens and their position where the next call finds them."""
         self.token.copy_(step(ids, positions))
         torch.add(positions[:, -1:], 1, out=self._position)
 
-    def _compiled(self, *, tuned: bool) -> _Step:
+    def _compiled(self, options: dict[str, Any] | None) -> _Step:
         setting, dynamo = self._setting, torch._dynamo.config
         # A prompt and a token of every case; dynamo's own 8 would end in an error.
         dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * len(setting.loops()))
-        options: dict[str, str | int | bool | Callable[..., Any]] | None = None
-        if setting.device.type == "cuda":
-            # The library's product of one row takes 6 to 9 µs whatever its size; with this option
-            # it is a reduction that is tuned where it runs, and joins what reads the same.
-            options = {"coordinate_descent_tuning": tuned}
         return torch.compile(
             self._step, fullgraph=True, dynamic=False, backend=setting.backend, options=options
         )
