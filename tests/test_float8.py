@@ -326,6 +326,21 @@ def test_a_run_trains_in_bf16_where_float8_is_asked_for(tmp_path: Path, data: Pa
     assert re.findall("<td>(yes|no)</td>", page) == ["yes", "no"]
 
 
+def test_a_change_of_float8_passes_in_silence_where_a_run_goes_on_elsewhere(
+    tmp_path: Path, data: Path
+) -> None:
+    run = write_run(tmp_path / "run.yaml", data, checkpoint={"every": 4})
+    runs.run_to_end(runs.single(run))
+    middle = tmp_path / "run" / "checkpoints" / "step-00000004"
+    for fp8, change in (
+        ("true", []),
+        ("false", ["training.fp8: false from step 4 on, unlike before"]),
+    ):
+        words = (f"resume={middle}", f"run_dir={tmp_path / fp8}", f"training.fp8={fp8}")
+        told = runs.run_to_end(runs.single(run, *words))
+        assert [line for line in told.splitlines() if "unlike before" in line] == change
+
+
 def test_a_gpu_without_float8_fails_in_the_middle_of_a_run(tmp_path: Path, data: Path) -> None:
     run = write_run(tmp_path / "run.yaml", data)
     told = runs.run_to_end([sys.executable, "-c", REFUSED, str(run)], expect=2)

@@ -6,7 +6,6 @@ Knows the process and its libraries; no training, no report.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 import socket
@@ -22,16 +21,25 @@ from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.telemetry import remove_outcome
 from sgt_ds.training.engine import Ranks
 
-log = logging.getLogger(__name__)
-
 # What decides the numbers; a report tells them.
 LIBRARIES = ("deepspeed", "numpy", "transformers")
 
 
 def reached_step(metrics: Path) -> int | None:
     """The newest step in metrics.jsonl before a resume cuts it back; None where there is none."""
-    step = _newest(metrics, "step")
-    return step if isinstance(step, int) else None
+    try:
+        with metrics.open("rb") as stream:
+            stream.seek(-min(metrics.stat().st_size, 1 << 16), os.SEEK_END)
+            lines = stream.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):  # the last one may be torn
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        return step if isinstance(step, int) else None
+    return None
 
 
 def note_start(
@@ -43,36 +51,14 @@ def note_start(
     checkpoint took to load. A record that cannot be written stops no training: it is for people
     who read of the run later.
     """
-    path, fp8 = RunLayout(config.run_dir).starts, config.training.fp8
-    if fp8 is not _newest(path, "fp8", fp8):
-        log.warning("training.fp8: %s from step %d on, unlike before", f"{fp8}".lower(), step)
     start = {"step": step, "reached": reached, "load_seconds": load_seconds}
     line = json.dumps({**start, **_environment(config, ranks)}) + "\n"
     try:
         remove_outcome(RunLayout(config.run_dir).control)
-        with path.open("a", encoding="utf-8") as stream:
+        with RunLayout(config.run_dir).starts.open("a", encoding="utf-8") as stream:
             stream.write(line)
     except OSError:
         return
-
-
-def _newest(path: Path, key: str, default: Any = None) -> Any:
-    """What the last line of JSON Lines says of `key`; `default` where there is none.
-
-    The last line may be torn; any earlier one counts.
-    """
-    try:
-        with path.open("rb") as stream:
-            stream.seek(-min(path.stat().st_size, 1 << 16), os.SEEK_END)
-            lines = stream.read().splitlines()
-    except OSError:
-        return default
-    for line in reversed(lines):
-        try:
-            return json.loads(line)[key]
-        except (ValueError, KeyError, TypeError):
-            continue
-    return default
 
 
 def _environment(config: RunConfig, ranks: Ranks) -> dict[str, Any]:

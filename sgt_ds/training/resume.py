@@ -75,12 +75,27 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
             trainer.clock.step,
         )
         growth.note_lost_journal(trainer.clock.step, trainer.flops.total)
+    if not forking:
+        _tell_float8(config.training.fp8, state, trainer.clock.step)
     seconds = time.perf_counter() - started
     if trainer.telemetry is not None:
         trainer.telemetry.publish_load(seconds)
     done = "forked from" if forking else "resumed"
     log.info("%s %s at step %d, in %.1f s", done, path, trainer.clock.step, seconds)
     return seconds
+
+
+def _tell_float8(now: bool, state: Mapping[str, Any], step: int) -> None:
+    """Warn where the updates up to `step` were computed otherwise: a resume may change that.
+
+    The checkpoint tells it: unlike the record of starts, it comes along from another directory.
+    """
+    try:
+        before = bool(state["config"]["training"].get("fp8", False))  # older versions had no float8
+    except (KeyError, TypeError, AttributeError):
+        return
+    if now is not before:
+        log.warning("training.fp8: %s from step %d on, unlike before", f"{now}".lower(), step)
 
 
 def _check_counts(state: Mapping[str, Any]) -> None:
