@@ -251,6 +251,49 @@ def test_run_configuration_whose_values_the_plan_ignores(tmp_path: Path) -> None
     }
 
 
+def test_data_that_training_would_refuse_are_planned_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = runs.write_data(tmp_path / "data")
+    run = str(runs.write_run(tmp_path / "run.yaml", data, telemetry={"enabled": False}))
+    for override in ("model.vocab_size=299", "data.sequence_length=30000"):
+        told = []
+        for verb in ("train", "plan"):
+            assert main([verb, run, override]) == 2
+            told.append(capsys.readouterr().err)
+        assert told[0] == told[1] != ""
+    assert main(["plan", run, "--seq-len", "30000"]) == 2
+    assert "30000 needs shards of 30001 tokens" in capsys.readouterr().err
+    shard = next((data / "train").glob("*.tokens"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-8])
+    assert main(["plan", run]) == 2
+    assert f"{shard}: data.train.0.path: holds {len(content) - 8} bytes" in capsys.readouterr().err
+
+
+def test_data_on_another_machine_stop_a_plan_or_go_unsaid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = runs.write_data(tmp_path / "data")
+    run = str(runs.write_run(tmp_path / "run.yaml", data))
+
+    def warnings(*overrides: str) -> list[str]:
+        assert main(["plan", run, *overrides]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [line for line in lines if line.startswith("warning: data.")]
+
+    remedy = "`sgt-ds train` needs it, and checks then whether it fits the model"
+    assert warnings() == []
+    assert warnings("data.train=[{path: s3://nowhere/set}]", "data.validation=null") == []
+    shard = max((data / "train").glob("*.tokens"))
+    shard.unlink()
+    assert warnings() == [f"warning: data.train.0.path: {shard} is not on this machine; {remedy}"]
+    told = f"warning: data.train.0.path: a is not on this machine (and 2 more); {remedy}"
+    assert warnings("data.train=[{path: a}, {path: b}]", "data.validation=c") == [told]
+    # What is here is held against the model all the same.
+    assert main(["plan", run, "data.train=[{path: a}]", "model.vocab_size=299"]) == 2
+
+
 def test_a_flag_and_an_override_of_one_key_of_which_one_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -193,11 +193,13 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     global_batch = options.global_batch or recipe.global_batch_size
     source = HERE if options.run is None else str(options.run)
     growth = _growth(options, recipe.growth, method, model, source)
+    sequence_length = options.seq_len or recipe.sequence_length
+    warnings = [] if config is None else _data_warnings(config, model, sequence_length)
     result = plan(
         model,
         method,
         growth,
-        sequence_length=options.seq_len or recipe.sequence_length,
+        sequence_length=sequence_length,
         global_batch_size=global_batch,
         steps=options.steps or recipe.steps,
         layout=_layout(options, config, source, global_batch),
@@ -208,12 +210,30 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     )
     asked = recipe.growth.layers if options.layers is None else options.layers
     if options.run is not None and isinstance(asked, int) and isinstance(growth.layers, list):
-        warning = (
+        warnings.append(
             f"training by {method} takes growth.layers as a list; this is planned for any "
             f"{len(growth.layers)} layers"
         )
-        result = replace(result, warnings=(*result.warnings, warning))
-    return result, preset
+    return replace(result, warnings=(*result.warnings, *warnings)), preset
+
+
+def _data_warnings(config: RunConfig, model: ModelConfig, sequence_length: int) -> list[str]:
+    """What is said of data that are not here: a plan needs none, training does.
+
+    Raises: UserError where those that are here can't train what is planned.
+    """
+    from sgt_ds.data import check_data_here
+
+    planned = config.data.model_copy(update={"sequence_length": sequence_length})
+    absent = check_data_here(planned, model)
+    if not absent:
+        return []
+    key, path = absent[0]
+    more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
+    return [
+        f"{key}: {path} is not on this machine{more}; `sgt-ds train` needs it, and checks then "
+        "whether it fits the model"
+    ]
 
 
 def _check_said_once(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """Data: C4 files to token shards, and shards to global batches. Imports config only."""
 
 from sgt_ds.data.bench import PrepareBench, bench_prepare
+from sgt_ds.data.checks import check_data, check_data_here, check_set, check_shards
 from sgt_ds.data.loader import Loader, validation_batches
 from sgt_ds.data.loader_bench import DataBench, bench_data
 from sgt_ds.data.manifest import NAME as SET_MANIFEST
@@ -12,14 +13,10 @@ from sgt_ds.data.preparation import Preparation, Report
 from sgt_ds.data.prepare import prepare
 from sgt_ds.data.remote import is_remote, is_remote_set
 from sgt_ds.data.rows import read_rows, read_texts
-from sgt_ds.data.token_set import (
-    TokenSet,
-    check_data,
-    open_token_set,
-)
+from sgt_ds.data.token_set import TokenSet, open_token_set
 from sgt_ds.data.tokenizer_training import TrainedTokenizer, train_tokenizer
 from sgt_ds.data.tokenizers import Tokenizer
-from sgt_ds.data.verification import check_first, check_set, check_shards, inspect, verify
+from sgt_ds.data.verification import check_first, inspect, verify
 
 __all__ = [
     "SET_MANIFEST",
@@ -37,6 +34,7 @@ __all__ = [
     "bench_data",
     "bench_prepare",
     "check_data",
+    "check_data_here",
     "check_first",
     "check_set",
     "check_shards",

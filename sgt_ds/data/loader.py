@@ -12,15 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sgt_ds.config import DataSource
+from sgt_ds.data.checks import check_same_tokenizer, check_sequence_length
 from sgt_ds.data.mixture import PERIOD
 from sgt_ds.data.order import ORDER_VERSION, GlobalOrder
 from sgt_ds.data.prefetch import MicroBatch, Prefetch
-from sgt_ds.data.token_set import (
-    TokenSet,
-    check_same_tokenizer,
-    check_sequence_length,
-    open_token_set,
-)
+from sgt_ds.data.token_set import TokenSet, open_token_set
 from sgt_ds.errors import UserError
 
 # Preparation shares this package and needs no torch: the functions that need it import it.

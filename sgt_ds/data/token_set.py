@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,15 +13,11 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from sgt_ds.config import DataConfig, EvaluationConfig, ModelConfig
-from sgt_ds.data.cache_limit import check_limit, make_room
 from sgt_ds.data.manifest import NAME, Manifest, read_manifest
-from sgt_ds.data.remote import is_remote, is_remote_set
-from sgt_ds.data.shard_cache import ShardCache, cache_root
+from sgt_ds.data.remote import is_remote
+from sgt_ds.data.shard_cache import ShardCache
 from sgt_ds.data.shards import REMEDY, Shard
-from sgt_ds.errors import UserError, in_field
-
-log = logging.getLogger(__name__)
+from sgt_ds.errors import UserError
 
 # Mapped shards are kept up to this many, over all open sets: the kernel allows a process about
 # 65,000 mappings, and each holds a file descriptor, of which others need this many.
@@ -234,100 +229,3 @@ def open_token_set(location: Path | str, cache_dir: Path | None = None) -> Token
         cache = ShardCache(str(location), cache_dir)
         return TokenSet(cache.directory, cache.manifest, name=cache.name, cache=cache)
     return TokenSet(Path(location), read_manifest(Path(location)))
-
-
-def check_sequence_length(token_set: TokenSet, sequence_length: int) -> None:
-    """Raises: UserError where no shard of the set holds a sequence of that length."""
-    if token_set.num_sequences(sequence_length) == 0:
-        longest = max(shard.tokens for shard in token_set.manifest.shards)
-        raise UserError(
-            token_set.name,
-            "data.sequence_length",
-            f"{sequence_length} needs shards of {sequence_length + 1} tokens, but the longest "
-            f"here has {longest}; set {max(longest - 1, 1)} or less, or prepare larger files",
-        )
-
-
-def named_sets(data: DataConfig) -> list[tuple[str, Path | str]]:
-    """The sets that a configuration trains on and validates with, and the keys that name them."""
-    named = [(f"data.train.{place}.path", each.path) for place, each in enumerate(data.train)]
-    if data.validation is not None:
-        named.append(("data.validation", data.validation))
-    return named
-
-
-def check_data(
-    data: DataConfig, model: ModelConfig, evaluation: EvaluationConfig | None = None
-) -> None:
-    """Check that what the configuration names can train that model together.
-
-    Makes room for it in the cache of remote sets, where that has a limit: the
-    prepared sets of `evaluation` count there and don't make way.
-    Raises: UserError where a set is missing or unfinished, sets were made by different tokenizers,
-    the vocabulary exceeds the model's, the sequence is longer than any shard, or remote sets exceed
-    the cache's limit.
-    """
-    sets = []
-    for key, location in named_sets(data):
-        with in_field(key):
-            sets.append(open_token_set(location, data.cache_dir))
-    if data.validation is not None:
-        _check_validation(sets[-1], sets[0])
-    for token_set in sets:
-        if token_set.vocab_size > model.vocab_size:
-            raise UserError(
-                token_set.name,
-                "vocab_size",
-                f"{token_set.vocab_size} exceeds the model's {model.vocab_size}; set "
-                f"model.vocab_size={token_set.vocab_size}, or prepare with a smaller tokenizer",
-            )
-        check_sequence_length(token_set, data.sequence_length)
-    check_same_tokenizer(sets)
-    if data.cache_bytes is not None:
-        remote = [token_set for token_set in sets if token_set.is_remote]
-        for place, text in enumerate([] if evaluation is None else evaluation.perplexity):
-            if is_remote_set(text.path):
-                with in_field(f"evaluation.perplexity.{place}.path"):
-                    remote.append(open_token_set(text.path, data.cache_dir))
-        _make_room(remote, data)
-
-
-def _check_validation(validation: TokenSet, train: TokenSet) -> None:
-    """Raises: UserError where different tokenizers made the sets: not for the model to fix."""
-    if validation.tokenizer_sha256 != train.tokenizer_sha256:
-        raise UserError(
-            validation.name,
-            "data.validation",
-            f"was prepared with another tokenizer (vocabulary {validation.vocab_size}) than "
-            f"{train.name} ({train.vocab_size}); prepare it with that one",
-        )
-
-
-def _make_room(remote: list[TokenSet], data: DataConfig) -> None:
-    """While `remote` are open: what they need is not what goes."""
-    assert data.cache_bytes is not None
-    check_limit(
-        {one.path: sum(shard.bytes for shard in one.manifest.shards) for one in remote},
-        data.cache_bytes,
-    )
-    root = cache_root(data.cache_dir)
-    try:
-        removed = make_room(root, data.cache_bytes)
-    except OSError as error:
-        raise UserError(
-            root, "data.cache_dir", f"cannot be cleared ({error}); use a directory you own"
-        ) from None
-    if removed:
-        log.info("data.cache_bytes: removed %d files of unused sets from %s", len(removed), root)
-
-
-def check_same_tokenizer(sets: list[TokenSet]) -> None:
-    """Raises: UserError where two of the sets were made by different tokenizers."""
-    for token_set in sets[1:]:
-        if token_set.tokenizer_sha256 != sets[0].tokenizer_sha256:
-            raise UserError(
-                token_set.name,
-                "tokenizer",
-                f"{token_set.tokenizer_sha256[:12]}… is not that of {sets[0].name} "
-                f"({sets[0].tokenizer_sha256[:12]}…); prepare both with one tokenizer",
-            )

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sgt_ds.config import DataConfig
 from sgt_ds.data.manifest import read_manifest
-from sgt_ds.data.remote import is_remote
 from sgt_ds.data.shards import REMEDY, Shard
-from sgt_ds.data.token_set import TokenSet, named_sets, open_token_set
+from sgt_ds.data.token_set import TokenSet, open_token_set
 from sgt_ds.data.tokenizers import Tokenizer
-from sgt_ds.errors import UserError, in_field
+from sgt_ds.errors import UserError
 from sgt_ds.files import sha256_of
 from sgt_ds.progress import Progress
 
@@ -41,35 +39,6 @@ def verify(directory: Path) -> list[str]:
             faults += _shard_faults(directory / entry.file, entry.xxh3_128)
             progress.advance(entry.bytes)
     return faults
-
-
-def check_shards(data: DataConfig) -> None:
-    """Look whether local sets have every shard, in its length; remote ones fetch theirs.
-
-    Raises: UserError of the first one that is missing or has another size. Reads none.
-    """
-    for key, location in named_sets(data):
-        if is_remote(str(location)):
-            continue
-        with in_field(key):
-            check_set(open_token_set(location))
-
-
-def check_set(token_set: TokenSet) -> None:
-    """Raises: UserError of the first shard of a local set that is missing or has another size."""
-    for entry in token_set.manifest.shards:
-        _check_size(token_set.path / entry.file, entry.bytes)
-
-
-def _check_size(path: Path, expected: int) -> None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise UserError(path, None, f"is missing; {REMEDY}") from None
-    except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
-    if size != expected:
-        raise UserError(path, None, f"holds {size} bytes, not {expected}; {REMEDY}")
 
 
 def check_first(token_set: TokenSet, tokens: int) -> None:
