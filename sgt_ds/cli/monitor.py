@@ -56,7 +56,8 @@ def show_targets(options: argparse.Namespace) -> None:
         )
     if layout.config.exists():
         name, port = layout.run_dir.resolve().name, load_run_config(layout.config).telemetry.port
-    text = json.dumps(targets(hosts, run=name, port=options.port or port), indent=2) + "\n"
+    groups = targets(hosts, run=name, port=options.port or port)
+    text = json.dumps(groups, indent=2) + "\n"
     if options.out is None:
         print(text, end="")
         return
@@ -66,3 +67,4 @@ def show_targets(options: argparse.Namespace) -> None:
         raise UserError(
             options.out, None, f"cannot be written ({error.strerror}); check the directory"
         ) from None
+    print(f"{options.out}: {len(groups)} target{'s' if len(groups) > 1 else ''} of run {name}")
