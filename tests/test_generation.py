@@ -394,11 +394,17 @@ def test_a_damaged_export_is_a_traceback_or_told_without_a_remedy(
     (line,) = told()
     assert line.startswith(f"sgt-ds: {folder}: cannot be loaded (")
     assert line.endswith(remedy)
-    for file in folder.glob("tokenizer*"):
-        file.unlink()
-    assert told() == {
-        f"sgt-ds: {folder}: tokenizer: is missing; convert again with --tokenizer FILE"
-    }
+    remedy = "copy all of the model's files, or convert again with --tokenizer FILE"
+    tokenizer.unlink()
+    assert told() == {f"sgt-ds: {folder}: tokenizer.json: is missing; {remedy}"}
+    # Without it a tokenizer loads that knows no end: other text and other losses, and no word.
+    shutil.copyfile(export / tokenizer.name, tokenizer)
+    (folder / "tokenizer_config.json").unlink()
+    for model_type in ("sgt", "llama"):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": model_type}))
+        assert told() == {f"sgt-ds: {folder}: tokenizer_config.json: is missing; {remedy}"}
+    tokenizer.unlink()
+    assert told() == {f"sgt-ds: {folder}: tokenizer.json: is missing; {remedy}"}
 
 
 @pytest.mark.parametrize("where", ["auto", "disk"])

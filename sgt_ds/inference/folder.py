@@ -15,6 +15,8 @@ from sgt_ds.inference.weights import DTYPES
 # Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown
 # kind.
 _OF_ANOTHER_KIND = (ValueError, KeyError, AttributeError)
+# What every export with a tokenizer holds: its words, and which ids begin and end a text.
+_EXPORTED_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "*.model")
 
 
@@ -47,16 +49,29 @@ def cannot_be_loaded(directory: Path, error: Exception) -> UserError:
     return UserError(damaged or directory, None, f"cannot be loaded ({lines[0]}){remedy}")
 
 
+def check_exported_tokenizer(directory: Path) -> None:
+    """Raises: UserError where a tokenizer file is missing that every export holds.
+
+    Of the others transformers would make a tokenizer that knows no end, or another one.
+    """
+    for name in _EXPORTED_TOKENIZER:
+        if not (directory / name).is_file():
+            raise _missing(directory, name)
+
+
 def load_tokenizer(kind: Any, directory: Path, **settings: Any) -> Any:
     """The folder's tokenizer, by its class in `transformers`. Raises: UserError."""
     try:
         return kind.from_pretrained(directory, **settings)
     except Exception as error:  # `tokenizers` raises no narrower class
         if not any(found for pattern in _TOKENIZER_FILES for found in directory.glob(pattern)):
-            raise UserError(
-                directory, "tokenizer", "is missing; convert again with --tokenizer FILE"
-            ) from None
+            raise _missing(directory, _EXPORTED_TOKENIZER[0]) from None
         raise cannot_be_loaded(directory, error) from None
+
+
+def _missing(directory: Path, name: str) -> UserError:
+    remedy = "copy all of the model's files, or convert again with --tokenizer FILE"
+    return UserError(directory, name, f"is missing; {remedy}")
 
 
 def _damaged_file(directory: Path) -> Path | None:

@@ -20,6 +20,7 @@ from sgt_ds.errors import UserError
 from sgt_ds.inference.device import usable_device
 from sgt_ds.inference.folder import (
     cannot_be_loaded,
+    check_exported_tokenizer,
     load_tokenizer,
     loading_dtype,
     quiet_transformers,
@@ -94,6 +95,7 @@ class TextGenerator:
         self.directory = directory
         self.device = usable_device(device)
         kind = _model_class(directory)
+        check_exported_tokenizer(directory)
         from transformers import PreTrainedTokenizerFast
 
         quiet_transformers()

@@ -21,6 +21,7 @@ from sgt_ds.evaluation import Encoder, Logits, TrainingEncoder
 from sgt_ds.inference.device import usable_device
 from sgt_ds.inference.folder import (
     cannot_be_loaded,
+    check_exported_tokenizer,
     load_tokenizer,
     loading_dtype,
     quiet_transformers,
@@ -31,6 +32,8 @@ from sgt_ds.inference.weights import DTYPES
 from sgt_ds.inference.zero import MasterWeights
 from sgt_ds.model import Transformer, loop_inputs
 
+# Kinds of model that `sgt-ds convert` writes.
+_EXPORTED_MODELS = ("llama", "sgt")
 # Names under which a folder keeps a plain `tokenizers` file.
 _PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
@@ -99,15 +102,16 @@ def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> Sc
 
     quiet_transformers()
     kind: Any = AutoModelForCausalLM
-    if _read_json(directory / "config.json").get("model_type") == "sgt":
+    model_type = _read_json(directory / "config.json").get("model_type")
+    if model_type == "sgt":
         from sgt_ds.inference.hf.modeling_sgt import SgtForCausalLM
 
         kind = SgtForCausalLM
     wanted = loading_dtype(device, dtype)
-    plain: Any = AutoTokenizer
-    if (directory / "tokenizer_config.json").is_file():
-        named = _read_json(directory / "tokenizer_config.json").get("tokenizer_class")
-        plain = PreTrainedTokenizerFast if named in _PLAIN_TOKENIZERS else AutoTokenizer
+    told = directory / "tokenizer_config.json"
+    is_plain = told.is_file() and _read_json(told).get("tokenizer_class") in _PLAIN_TOKENIZERS
+    if is_plain or (not told.is_file() and model_type in _EXPORTED_MODELS):
+        check_exported_tokenizer(directory)
     try:
         # Where it is not told, transformers asks on the terminal, and a pickle would be read.
         loaded: Any = kind.from_pretrained(
@@ -116,7 +120,8 @@ def _from_folder(directory: Path, device: torch.device, dtype: str | None) -> Sc
         model = loaded.to(device).eval()
     except Exception as error:  # of transformers, its hub, torch and safetensors
         raise cannot_be_loaded(directory, error) from None
-    tokenizer = load_tokenizer(plain, directory, trust_remote_code=False)
+    tokenizer_kind: Any = PreTrainedTokenizerFast if is_plain else AutoTokenizer
+    tokenizer = load_tokenizer(tokenizer_kind, directory, trust_remote_code=False)
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def logits(ids: Tensor, first: int) -> Tensor:
