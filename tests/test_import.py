@@ -11,14 +11,18 @@ import pytest
 import runs
 import torch
 import yaml
+from made_checkpoints import write_checkpoint
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sgt_ds.checkpoints import read_start
 from sgt_ds.cli import main
-from sgt_ds.config import PRESETS
+from sgt_ds.config import PRESETS, ModelConfig
 from sgt_ds.data import open_token_set
 from sgt_ds.errors import UserError
+from sgt_ds.flops import parameter_count
 from sgt_ds.inference import convert, import_model
 from sgt_ds.model import Transformer
 from sgt_ds.training.start import checked_start, load_start
@@ -124,6 +128,59 @@ def test_a_run_that_does_not_begin_with_the_imported_weights(tmp_path: Path) -> 
     # Once saved, the run needs its start no more.
     (tmp_path / "start" / "state.json").unlink()
     runs.run_to_end(runs.single(run, "training.steps=2"))
+
+
+@pytest.mark.parametrize("trim_vocab", [False, True])
+def test_rows_that_pad_the_vocabulary_become_ids_on_the_way_out_and_in(
+    trim_vocab: bool, tmp_path: Path
+) -> None:
+    shape = ModelConfig(
+        hidden_size=48, intermediate_size=80, num_layers=2, num_heads=4, vocab_size=300
+    )
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(runs.word_tokenizer())
+    model = Transformer(shape, seed=4)
+    write_checkpoint(tmp_path / "run", model, tokenizer=tokenizer)
+    exported = convert(tmp_path / "run", tmp_path / "hf", dtype="fp32", trim_vocab=trim_vocab)
+    assert exported["padding_rows"] == exported["vocab_size"] - 300 == (0 if trim_vocab else 84)
+    imported = import_model(tmp_path / "hf", tmp_path / "start")
+    start = read_start(tmp_path / "start")
+    assert start.model == shape
+    assert imported["parameters"] == exported["parameters"] == parameter_count(shape)
+    assert imported["padding_rows"] == 84
+    again = Transformer(start.model)
+    load_start(again, start)
+    write_checkpoint(tmp_path / "next", again, tokenizer=tokenizer)
+    returned = convert(tmp_path / "next", tmp_path / "hf2", dtype="fp32", trim_vocab=trim_vocab)
+    same = ("parameters", "vocab_size", "padding_rows", "bytes", "files")
+    assert [returned[key] for key in same] == [exported[key] for key in same]
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "hf2"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_vocabulary_that_does_not_fit_the_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama().save_pretrained(tmp_path / "hf")  # 384 rows
+    file = tmp_path / "hf" / "tokenizer.json"
+
+    def ids_of(name: str, given: int | None = None) -> int:
+        start = tmp_path / name
+        return int(import_model(tmp_path / "hf", start, vocab_size=given)["model"]["vocab_size"])
+
+    assert ids_of("no tokenizer") == 384
+    file.write_text("{}")
+    assert ids_of("unreadable") == 384
+    file.write_bytes(Tokenizer(WordLevel({"a": 0, "b": 255})).to_str().encode())
+    assert ids_of("too small") == 384  # they would be padded to 256
+    file.write_bytes(Tokenizer(WordLevel({"a": 0, "b": 256})).to_str().encode())
+    assert ids_of("padded") == 257
+    assert ids_of("given", 300) == 300
+    for given in ("256", "385"):
+        words = ["--out", str(tmp_path / "start"), "--vocab-size", given]
+        assert main(["import", str(tmp_path / "hf"), *words]) == 2
+        assert f"--vocab-size: {given} does not fit the model's 384 rows" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def register(commands: Subparsers[Parser]) -> None:
         "--vocab-size",
         type=whole_number(1),
         metavar="V",
-        help="number of tokenizer ids, if the model's rows are padded (default: all rows)",
+        help="number of tokenizer ids, if the model's rows are padded (default: as many as "
+        "the folder's tokenizer has, if its ids fit the rows, else all rows)",
     )
     parser.add_argument(
         "--max-shard-size", default="5GB", metavar="SIZE", help="largest size of a weight file"
@@ -66,6 +67,7 @@ def run(options: argparse.Namespace) -> None:
             "same function, with as many key-value heads as heads"
         )
     if report["padding_rows"]:
-        print(f"{report['padding_rows']} rows of zeros pad the vocabulary")
+        ids = report["model"]["vocab_size"]
+        print(f"{report['padding_rows']} rows pad the vocabulary of {ids:,} ids")
     print(f"in RUN.yaml (also in {Path(report['out']) / 'model.yaml'}):")
     print((Path(report["out"]) / "model.yaml").read_text(encoding="utf-8"), end="")

@@ -76,6 +76,11 @@ class ModelConfig(Section):
         """Rows of the embedding and of the output matrix."""
         return -(-self.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
+    @property
+    def padding_rows(self) -> int:
+        """How many of these rows no id of the vocabulary has."""
+        return self.padded_vocab_size - self.vocab_size
+
 
 GPT_NEOX_VOCABULARY = 50280
 

@@ -90,7 +90,7 @@ def _moments(
     size = 2 if layout.precision == "bf16" else 4
     tokens = layout.micro_batch_size * sequence_length
     # Padding rows of both embeddings are parameters like any other here.
-    parameters = parameter_count(model) + 2 * (vocabulary - model.vocab_size) * width
+    parameters = parameter_count(model) + 2 * model.padding_rows * width
     optimizer, accumulated, reduced = _training_state(parameters, size, layout)
     held, working = _activations(model, size, layout, passes)
     chunk = max(1, LOGITS_AT_A_TIME // vocabulary)

@@ -42,11 +42,10 @@ from sgt_ds.inference.weights import (
 )
 from sgt_ds.inference.whole import whole_or_absent
 from sgt_ds.inference.zero import MasterWeights, bit_sum
-from sgt_ds.model import to_llama_names
+from sgt_ds.model import VOCABULARY_TENSORS, to_llama_names
 from sgt_ds.progress import Progress
 
 _MODEL_FILE = Path(__file__).parent / "hf" / "modeling_sgt.py"
-_VOCABULARY_ROWS = ("model.embed_tokens.weight", "lm_head.weight")
 # `generate` of stock transformers must never pick a row that no token has.
 _LARGEST_SUPPRESSED = 1024
 
@@ -123,6 +122,7 @@ def _convert(
         "dtype": dtype,
         "parameters": facts.parameters,
         "vocab_size": weights.vocab_size,
+        "padding_rows": weights.vocab_size - source.model.vocab_size,
         "loops": loops,
         "entering": facts.entering,
         "tokenizer": ids is not None,
@@ -168,7 +168,7 @@ class _Weights:
             yield self._masters.read(parameter, start + at, min(PIECE, count - at))
 
     def _trimmed(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.vocab_size, *shape[1:]) if name in _VOCABULARY_ROWS else shape
+        return (self.vocab_size, *shape[1:]) if name in VOCABULARY_TENSORS else shape
 
 
 def _ranges(

@@ -11,7 +11,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from sgt_ds.config import ModelConfig, in_plain_words
 from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count
 from sgt_ds.inference.folder import quiet_transformers
+from sgt_ds.inference.tokenizer import number_of_ids
 from sgt_ds.inference.weights import (
     INDEX_NAME,
     cast,
@@ -36,11 +37,12 @@ from sgt_ds.inference.weights import (
     write_shard,
 )
 from sgt_ds.inference.whole import whole_or_absent
-from sgt_ds.model import to_llama_names
+from sgt_ds.model import VOCABULARY_TENSORS, to_llama_names
 from sgt_ds.progress import Progress
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model")
+_TOKENIZER_FILES = (*_VOCABULARY_FILES, "tokenizer_config.json")
+_EMBEDDING, _HEAD = VOCABULARY_TENSORS
 # Older exports carry the rotary tables; they follow from the configuration.
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
@@ -50,8 +52,8 @@ def import_model(
 ) -> dict[str, Any]:
     """Write the model in `directory` as a training start to `out`. Returns a report.
 
-    `vocab_size`: ids that the tokenizer has, where the model's rows are padded beyond it; all rows
-    count without it.
+    `vocab_size`: ids that the tokenizer has, where the model's rows are padded beyond it; without
+    it the folder's tokenizer tells, and all rows count where it does not.
     Raises: UserError where the folder is no LLaMA that the training model can be, where a weight is
     missing, of another shape or not finite, or where `out` can't be written.
     """
@@ -85,7 +87,7 @@ def import_model(
             "model": model.model_dump(mode="json"),
             "untied": bool(config.tie_word_embeddings),
             "repeated_key_value_heads": config.num_attention_heads // config.num_key_value_heads,
-            "padding_rows": model.padded_vocab_size - config.vocab_size,
+            "padding_rows": model.padding_rows,
             "files": [shard.file for shard in shards],
             "bytes": size,
         }
@@ -245,7 +247,7 @@ def _model_of(directory: Path, config: Any, vocab_size: int | None) -> ModelConf
             intermediate_size=config.intermediate_size,
             num_layers=config.num_hidden_layers,
             num_heads=heads,
-            vocab_size=config.vocab_size if vocab_size is None else vocab_size,
+            vocab_size=config.vocab_size,
             rope_theta=rope.get("rope_theta", 10000.0),
             rms_norm_eps=config.rms_norm_eps,
         )
@@ -253,14 +255,35 @@ def _model_of(directory: Path, config: Any, vocab_size: int | None) -> ModelConf
         first = error.errors()[0]
         key = str(first["loc"][0]) if first["loc"] else "hidden_size"
         raise UserError(path, key, in_plain_words(first)) from None
-    if not model.vocab_size <= config.vocab_size <= model.padded_vocab_size:
-        raise UserError(
-            "--vocab-size",
-            None,
-            f"{vocab_size} does not fit the model's {config.vocab_size} rows; give the number of "
-            "ids its tokenizer has",
-        )
-    return model
+    return _of_its_ids(model, directory, vocab_size)
+
+
+def _of_its_ids(model: ModelConfig, directory: Path, given: int | None) -> ModelConfig:
+    """The shape with the tokenizer's ids for a vocabulary; `model` counts all rows of the source.
+
+    `given`: the number of ids, which the folder's tokenizer tells otherwise. Raises: UserError.
+    """
+    ids = _ids_in(directory) if given is None else given
+    fitting = model.model_copy(update={"vocab_size": ids or 0})
+    if fitting.vocab_size <= model.vocab_size <= fitting.padded_vocab_size:
+        return fitting
+    if given is None:
+        return model
+    raise UserError(
+        "--vocab-size",
+        None,
+        f"{given} does not fit the model's {model.vocab_size} rows; give the number of ids its "
+        "tokenizer has",
+    )
+
+
+def _ids_in(directory: Path) -> int | None:
+    """Ids of the folder's tokenizer; None where there is none that can be read."""
+    for name in _VOCABULARY_FILES:
+        if (directory / name).is_file():
+            with suppress(UserError, OSError):
+                return number_of_ids(directory / name)
+    return None
 
 
 def _files_of(directory: Path) -> dict[str, Path]:

@@ -114,6 +114,11 @@ def check_tokenizer(path: Path, source: Source) -> None:
         )
 
 
+def number_of_ids(path: Path) -> int:
+    """How many ids the tokenizer in a file has. Raises: UserError where it is none."""
+    return _size(_read(path))
+
+
 def _difference(given: dict[int, str], trained: dict[int, str]) -> str:
     if len(given) != len(trained):
         return f"has {len(given):,} ids, not {len(trained):,}"

@@ -7,10 +7,11 @@ state and entry.
 from sgt_ds.model.entropy import entropy_of_weights, entropy_sums, last_row_entropy
 from sgt_ds.model.linear import float8_fault
 from sgt_ds.model.loops import LoopInputs, loop_inputs
-from sgt_ds.model.naming import from_llama_names, to_llama_names
+from sgt_ds.model.naming import VOCABULARY_TENSORS, from_llama_names, to_llama_names
 from sgt_ds.model.transformer import Output, Transformer
 
 __all__ = [
+    "VOCABULARY_TENSORS",
     "LoopInputs",
     "Output",
     "Transformer",

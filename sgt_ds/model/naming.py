@@ -9,10 +9,13 @@ from torch import Tensor
 
 from sgt_ds.config import ModelConfig
 
+VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
+"""LLaMA's embedding and output matrix, whose rows are the vocabulary's."""
+
 _WHOLE = {
-    "embedding.weight": "model.embed_tokens.weight",
+    "embedding.weight": VOCABULARY_TENSORS[0],
     "norm.weight": "model.norm.weight",
-    "lm_head.weight": "lm_head.weight",
+    "lm_head.weight": VOCABULARY_TENSORS[1],
 }
 _BLOCK = {
     "attention_norm.weight": "input_layernorm.weight",
