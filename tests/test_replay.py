@@ -98,6 +98,10 @@ def test_replay_that_departs_from_a_case_worked_by_hand(
     averaged = replayed(capsys, file, *PAPER, "--ema", "0.5")
     grown = [(change["step"], change["growing_layer"]) for change in averaged]
     assert grown == [(100, 2), (200, 2), (300, 1), (500, 1)]
+    listed = ("--layers", "1,3", "--t-start", "100", "--interval", "100", "--stages", "1")
+    for method, head in (("high_entropy_loop", 1), ("low_entropy_loop", 0)):
+        (change,) = replayed(capsys, file, "--method", method, *listed)
+        assert [loop["heads"] for loop in change["loops"].values()] == [[head], [head]]
 
 
 def test_own_journal_that_needs_flags_or_ignores_them(
@@ -113,7 +117,7 @@ def test_own_journal_that_needs_flags_or_ignores_them(
 BAD_USE = {
     "more layers than are eligible": (["--layers", "4"], "--layers: 4 exceeds the 3 eligible"),
     "more heads than there are": (["--heads", "3"], "--heads: 3 exceeds the model's 2"),
-    "no loop": (["--k-max", "0"], "--k-max: must be above 0 (got 0)"),
+    "no loop": (["--k-max", "0"], "argument --k-max: '0' is not a whole number from 1"),
     "excluded layer that is none": (["--exclude-layers", "9"], "--exclude-layers: layer 9"),
     "average of the past alone": (["--ema", "1"], "--entropy-ema: "),
     "unknown method": (["--method", "stg"], "--method: 'stg' is unknown; did you mean 'sgt'"),

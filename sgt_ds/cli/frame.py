@@ -49,6 +49,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{text} (default: {shown.replace('%', '%%')})"
 
 
+Flags = argparse._ActionsContainer  # a parser, or a group of its flags
 Subparsers = argparse._SubParsersAction  # the type that add_subparsers returns
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.cli.frame import Parser, real_number, whole_number
+from sgt_ds.cli.frame import Flags, Parser, real_number, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,68 +15,78 @@ if TYPE_CHECKING:
     from sgt_ds.growth import Line, Policy
 
 # Keys of `growth` that a flag of the same name overrides.
-_KEYS = (
-    *("k_max", "layers", "heads", "loops", "t_start", "interval", "direction", "exclude_layers"),
-    *("entropy_ema", "entry", "freeze_at"),
+GROWTH_KEYS = (
+    *("k_max", "layers", "heads", "loops", "stages", "t_start", "interval", "direction"),
+    *("exclude_layers", "entropy_ema", "entry", "freeze_at"),
 )
 # Plain lines bring no settings at all.
 _NEEDED = ("k_max", "layers", "heads", "t_start", "interval")
+
+count = whole_number(1, 10**7)
+natural = whole_number(0, 10**7)
+
+
+def numbers(text: str) -> list[int]:
+    """The type of a flag that takes a list: `0,1`, or `7,`."""
+    return [natural(part) for part in text.split(",") if part]
+
+
+def add_growth_flags(to: Flags) -> None:
+    """Flags for keys of `growth`, but `--exclude-layers`, whose form is each verb's own."""
+    to.add_argument("--k-max", type=count, metavar="K", help="greatest depth of a loop (K_max)")
+    to.add_argument(
+        "--layers",
+        type=_layers,
+        metavar="L",
+        help="number of looping layers (L); other methods than sgt: a list, 1,7,15 or 7,",
+    )
+    to.add_argument("--heads", type=count, metavar="H", help="heads that loop per layer (h)")
+    to.add_argument(
+        "--loops", type=count, metavar="K", help="times a listed layer is re-applied; not sgt"
+    )
+    to.add_argument("--stages", type=numbers, help="heads left after each window: 10,2")
+    to.add_argument(
+        "--t-start", type=natural, metavar="T", help="updates before the first decision"
+    )
+    to.add_argument("--interval", type=count, metavar="D", help="updates between decisions")
+    to.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
+    to.add_argument(
+        "--entropy-ema",
+        type=real_number(0, 1),
+        help="weight of past values in the moving average of journalled entropies",
+    )
+    to.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
+    to.add_argument(
+        "--freeze-at", type=natural, metavar="T", help="update from which nothing grows"
+    )
+
+
+def flag_of(key: str) -> str:
+    """The flag behind a key of `growth`."""
+    return "--" + key.partition(".")[0].replace("_", "-")
 
 
 def add_settings(parser: Parser) -> None:
     """Flags that change the policy; each one not given comes from the journal's header."""
     parser.add_argument("--method", help="growth method (default: the journal's, or sgt)")
-    parser.add_argument("--k-max", type=whole_number(), metavar="K", help="deepest loop (K_max)")
-    parser.add_argument(
-        "--layers",
-        type=_layers,
-        metavar="L",
-        help="looping layers (L); other methods: 1,7,15 or 7,",
-    )
-    parser.add_argument(
-        "--heads", type=whole_number(), metavar="H", help="heads of a looping layer (h)"
-    )
-    parser.add_argument(
-        "--loops",
-        type=whole_number(),
-        metavar="K",
-        help="depth of each loop; methods other than sgt",
-    )
-    parser.add_argument(
-        "--t-start", type=whole_number(), metavar="T", help="step of the first decision"
-    )
-    parser.add_argument(
-        "--interval", type=whole_number(), metavar="D", help="steps between decisions"
-    )
-    parser.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
+    add_growth_flags(parser)
     parser.add_argument(
         "--exclude-layers",
         nargs="*",
-        type=_numbers,
+        type=numbers,
         metavar="N",
         help="layers that never loop, e.g. 0 or 0,1 (plain lines: 0)",
     )
     parser.add_argument(
-        "--entropy-ema",
         "--ema",
+        dest="entropy_ema",
         type=real_number(0, 1),
-        help="weight of past values in the entropies' moving average (plain lines: 0)",
+        help="the same as --entropy-ema (plain lines: 0)",
     )
-    parser.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
-    parser.add_argument(
-        "--freeze-at", type=whole_number(), metavar="T", help="step from which nothing grows"
-    )
-
-
-_number = whole_number()
-
-
-def _numbers(text: str) -> list[int]:
-    return [_number(part) for part in text.split(",") if part]
 
 
 def _layers(text: str) -> int | list[int]:
-    return _numbers(text) if "," in text else _number(text)
+    return numbers(text) if "," in text else count(text)
 
 
 def policy_of(
@@ -90,7 +100,7 @@ def policy_of(
 
     path = journal_in(file)
     header, lines = read_journal(path)
-    given = {key: value for key in _KEYS if (value := getattr(options, key)) is not None}
+    given = {key: value for key in GROWTH_KEYS if (value := getattr(options, key)) is not None}
     if "exclude_layers" in given:
         given["exclude_layers"] = [layer for part in given["exclude_layers"] for layer in part]
     if header is not None:
@@ -111,7 +121,9 @@ def policy_of(
     needed = _NEEDED if method == "sgt" else ("layers", "t_start", "interval")
     for flag in needed:
         if getattr(options, flag) is None:
-            raise UserError(path, _flag(flag), "is needed: plain lines carry no settings; give it")
+            raise UserError(
+                path, flag_of(flag), "is needed: plain lines carry no settings; give it"
+            )
     model = _model_of_shape(len(first.entropy), len(first.entropy[0]))
     keys = _given_keys(options, given)
     policy, settings = _build(path, method, {"entropy_ema": 0.0, **given}, model, keys)
@@ -133,7 +145,9 @@ def _build(
 
     def place(key: str) -> str:
         own = key.partition(".")[0] in given
-        return _flag(key) if own else f"line 1: {'method' if key == 'method' else f'growth.{key}'}"
+        return (
+            flag_of(key) if own else f"line 1: {'method' if key == 'method' else f'growth.{key}'}"
+        )
 
     from pydantic import ValidationError
 
@@ -153,11 +167,6 @@ def _build(
             fault = f"method {method} takes a list of layers, e.g. 1,7 or {settings.layers},"
         raise UserError(path, place(key), fault)
     return build_policy(method, settings, model), settings
-
-
-def _flag(key: str) -> str:
-    """The flag behind a key of `growth`."""
-    return "--" + key.partition(".")[0].replace("_", "-")
 
 
 def _model_of_shape(layers: int, heads: int) -> ModelConfig:

@@ -14,30 +14,15 @@ from sgt_ds.cli.frame import (
     add_run,
     print_json,
     real_number,
-    whole_number,
 )
+from sgt_ds.cli.growth_settings import GROWTH_KEYS, add_growth_flags, count, flag_of, numbers
 from sgt_ds.errors import HERE, UserError
 
 if TYPE_CHECKING:
     from sgt_ds.config import GrowthConfig, ModelConfig, RunConfig
     from sgt_ds.flops import Layout, Plan, Speed
 
-# Flags that stand for one key of `growth`.
-GROWTH_FLAGS = (
-    "k_max",
-    "layers",
-    "heads",
-    "loops",
-    "stages",
-    "t_start",
-    "interval",
-    "direction",
-    "exclude_layers",
-    "entropy_every",
-    "entropy_ema",
-    "entry",
-    "freeze_at",
-)
+GROWTH_FLAGS = (*GROWTH_KEYS, "entropy_every")
 
 # Flags and the keys of a run that they stand for.
 KEYS = {
@@ -53,8 +38,6 @@ KEYS = {
     "compile": "training.compile",
 }
 
-_count = whole_number(1, 10**7)
-_natural = whole_number(0, 10**7)
 _positive = real_number(0, 1e12, above=True)
 _ratio = real_number(0, 1, above=True)
 
@@ -84,10 +67,10 @@ def _add_run_flags(parser: Parser) -> None:
     run = parser.add_argument_group("the run (defaults: the paper's; with RUN.yaml: its values)")
     run.add_argument("--preset", help="shape of the model (default: 573m)")
     run.add_argument("--method", help="growth policy (default: sgt)")
-    run.add_argument("--vocab-size", type=_count, help="number of tokenizer ids")
-    run.add_argument("--seq-len", type=_count, help="sequence length")
-    run.add_argument("--global-batch", type=_count, help="sequences per update")
-    run.add_argument("--steps", type=_count, help="updates in the whole run")
+    run.add_argument("--vocab-size", type=count, help="number of tokenizer ids")
+    run.add_argument("--seq-len", type=count, help="sequence length")
+    run.add_argument("--global-batch", type=count, help="sequences per update")
+    run.add_argument("--steps", type=count, help="updates in the whole run")
     run.add_argument(
         "--schedule",
         choices=("earliest", "latest", "lower"),
@@ -100,43 +83,27 @@ def _add_run_flags(parser: Parser) -> None:
 
 def _add_growth_flags(parser: Parser) -> None:
     growth = parser.add_argument_group("growth (RUN.yaml's keys of that name)")
-    growth.add_argument("--k-max", type=_count, help="greatest depth of a loop")
-    growth.add_argument(
-        "--layers", type=_numbers, help="number of looping layers, or a list: 1,7 or 7,"
-    )
-    growth.add_argument("--heads", type=_count, help="heads that loop per layer")
-    growth.add_argument("--loops", type=_count, help="times a listed layer is re-applied")
-    growth.add_argument("--stages", type=_list, help="heads left after each window: 10,2")
-    growth.add_argument("--t-start", type=_natural, help="updates before the first decision")
-    growth.add_argument("--interval", type=_count, help="updates between decisions")
-    growth.add_argument("--direction", choices=("d2s", "s2d"), help="order of growth")
-    growth.add_argument("--exclude-layers", type=_list, help="layers that never loop: 0,1")
-    growth.add_argument("--entropy-every", type=_count, help="updates between measurements")
-    growth.add_argument(
-        "--entropy-ema",
-        type=real_number(0, 1),
-        help="weight of past values in the moving average; for --journal",
-    )
-    growth.add_argument("--entry", choices=("decay", "none", "ramp"), help="how a loop enters")
-    growth.add_argument("--freeze-at", type=_natural, help="update from which nothing changes")
+    add_growth_flags(growth)
+    growth.add_argument("--exclude-layers", type=numbers, help="layers that never loop: 0,1")
+    growth.add_argument("--entropy-every", type=count, help="updates between measurements")
 
 
 def _add_layout_flags(parser: Parser) -> None:
     layout = parser.add_argument_group("memory")
     layout.add_argument(
         "--world-size",
-        type=_count,
+        type=count,
         help="number of ranks (default: 1 with RUN.yaml, else 8 or the largest smaller number "
         "that divides the batch)",
     )
-    layout.add_argument("--micro-batch-size", type=_count, help="sequences per forward pass")
+    layout.add_argument("--micro-batch-size", type=count, help="sequences per forward pass")
     layout.add_argument("--zero-stage", type=int, choices=(0, 1, 2), help="ZeRO stage (default: 2)")
     layout.add_argument(
         "--precision", choices=("bf16", "fp32"), help="training precision (default: bf16)"
     )
     layout.add_argument(
         "--reduce-bucket-size",
-        type=_count,
+        type=count,
         help="elements per gradient bucket (default: as in ds_configs/)",
     )
     layout.add_argument(
@@ -285,10 +252,10 @@ def _growth(
         detail = error.errors()[0]
         key = str(detail["loc"][0])
         message = f"{in_plain_words(detail)} (got {values[key]!r})"
-        raise UserError(HERE, _flag(key), message) from None
+        raise UserError(HERE, flag_of(key), message) from None
     for key, fault in growth_faults(method, growth, model):
         mine = source == HERE or key in given
-        raise UserError(*((HERE, _flag(key)) if mine else (source, f"growth.{key}")), fault)
+        raise UserError(*((HERE, flag_of(key)) if mine else (source, f"growth.{key}")), fault)
     return growth
 
 
@@ -346,15 +313,3 @@ def _speed(options: argparse.Namespace) -> Speed | None:
 def _divisor(number: int, most: int) -> int:
     """The greatest divisor of `number` up to `most`."""
     return next(size for size in range(min(most, number), 0, -1) if number % size == 0)
-
-
-def _flag(key: str) -> str:
-    return "--" + key.partition(".")[0].replace("_", "-")
-
-
-def _list(text: str) -> list[int]:
-    return [_natural(part) for part in text.split(",") if part]
-
-
-def _numbers(text: str) -> int | list[int]:
-    return _list(text) if "," in text else _count(text)
