@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from forked import Nursery, Ranks
 
 from sgt_ds.launch.watch import Watch
 from sgt_ds.telemetry import heartbeats
+from sgt_ds.training import roll_back
 
 FAULTY = "faulty:main"
 HANG_SECONDS = 5
@@ -86,6 +88,26 @@ def test_a_slow_disk_under_the_journal_is_taken_for_a_hang(
     fault = {"slow_journal": {"seconds": 1.5 * HANG_SECONDS}}
     start(tmp_path, "run", data, nursery, fault, steps=8).end()
     assert [line for line in runs.journal_lines(tmp_path / "run") if "rule" in line]
+
+
+def test_a_lost_journal_is_noted_in_a_part_that_rank_0_alone_enters(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    """From there on rank 0 would count as ahead, and another rank be told as late."""
+    run = tmp_path / "run"
+    start(tmp_path, "run", data, nursery, {}, steps=12).end()
+    assert roll_back(run, 6).step == 6
+    (run / "growth.jsonl").rename(tmp_path / "lost.jsonl")
+    shutil.rmtree(run / "control" / "ranks")
+    told = start(tmp_path, "run", data, nursery, {}, steps=12).end()
+    assert "growth.jsonl is missing; a new journal starts at step 6 " in told
+    noted, *later = [line for line in runs.journal_lines(run) if line["type"] == "decision"]
+    assert (noted["step"], noted["rule"]) == (6, "stall")
+    assert noted["reason"] == "journal: restarted here"
+    assert [line["step"] for line in later] == [8, 10, 12], "growth goes on, and is journalled"
+    beats = [beat for beat, _ in heartbeats.read_beats(signs_of_life(run))]
+    assert [(beat.rank, beat.end) for beat in beats] == [(0, "done"), (1, "done")]
+    assert beats[0].count == beats[1].count > 0
 
 
 def test_a_rank_that_is_killed_while_all_join_is_one_of_many_that_died(
