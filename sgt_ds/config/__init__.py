@@ -9,6 +9,7 @@ from sgt_ds.config.deepspeed import (
 )
 from sgt_ds.config.evaluation import EvaluationConfig, TaskSource, TextSource
 from sgt_ds.config.float8 import float8_faults
+from sgt_ds.config.growth import Direction, Entry, FromJournal, GrowthConfig, growth_faults
 from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import (
     at_fault,
@@ -23,16 +24,11 @@ from sgt_ds.config.run import (
     CheckpointConfig,
     DataConfig,
     DataSource,
-    Direction,
-    Entry,
-    FromJournal,
-    GrowthConfig,
     OptimizerConfig,
     RunConfig,
     TelemetryConfig,
     TrainingConfig,
     WandbConfig,
-    growth_faults,
 )
 from sgt_ds.config.run_directory import (
     check_only_run,

@@ -33,6 +33,8 @@ class Section(BaseModel):
         return value
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
 # Vocabulary rows are padded to this multiple, which tensor cores and sharding want.
 VOCABULARY_MULTIPLE = 128
 
