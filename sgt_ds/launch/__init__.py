@@ -44,8 +44,9 @@ from sgt_ds.launch.run_bench import (
     variant,
     with_ratios,
 )
+from sgt_ds.launch.run_processes import check_unattended
 from sgt_ds.launch.stop import check_not_complete, stop
-from sgt_ds.launch.supervisor import Launch, check_unattended, supervise
+from sgt_ds.launch.supervisor import Launch, supervise
 from sgt_ds.launch.watch import launch_name
 
 __all__ = [

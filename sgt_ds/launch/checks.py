@@ -25,7 +25,7 @@ from sgt_ds.config import (
 from sgt_ds.errors import UserError
 from sgt_ds.launch.command import Target, check_launcher
 from sgt_ds.launch.probe import probe
-from sgt_ds.launch.supervisor import check_idle
+from sgt_ds.launch.run_processes import check_idle
 from sgt_ds.telemetry import Certificate
 
 STALE_LOCK_SECONDS = 300.0

@@ -13,7 +13,8 @@ from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import lock_is_held
 from sgt_ds.launch.processes import on_hosts, processes_of
 from sgt_ds.launch.record import RunRecord, StopAsked, read_record, remove_record
-from sgt_ds.launch.supervisor import POLL_SECONDS, end_everywhere, last_checkpoint, newest_step
+from sgt_ds.launch.run_processes import end_everywhere
+from sgt_ds.launch.supervisor import POLL_SECONDS, last_checkpoint, newest_step
 from sgt_ds.telemetry import read_outcome
 
 REMOTE_POLL_SECONDS = 5.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from types import FrameType
 from sgt_ds.checkpoints import list_checkpoints
 from sgt_ds.config import RunConfig, RunLayout, dump_run_config
 from sgt_ds.errors import SgtError, UserError
-from sgt_ds.files import lock_is_held, write_text_atomically
+from sgt_ds.files import write_text_atomically
 from sgt_ds.launch.command import Target, deepspeed_command, master_address
 from sgt_ds.launch.environment import (
     MASTER_ADDRESS_VARIABLE,
@@ -31,17 +30,16 @@ from sgt_ds.launch.environment import (
     write_environment_file,
 )
 from sgt_ds.launch.hostfile import format_hostfile, world_size
-from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes, on_hosts, processes_of
+from sgt_ds.launch.processes import RUN_ID_VARIABLE, processes_of
 from sgt_ds.launch.record import (
     RunRecord,
     StopAsked,
-    in_training,
     new_record,
-    read_record,
     remove_record,
     supervision,
     write_record,
 )
+from sgt_ds.launch.run_processes import check_unattended, end_everywhere
 from sgt_ds.launch.watch import Watch, node_run_id
 from sgt_ds.ports import free_ports
 from sgt_ds.telemetry import write_outcome
@@ -191,22 +189,6 @@ def newest_step(layout: RunLayout) -> int:
     return next((i.step for i in list_checkpoints(layout.checkpoints) if i.fault is None), -1)
 
 
-def end_everywhere(record: RunRecord, *, hurried: bool = False) -> list[str]:
-    """Kill every process of a run on every host. Returns what could not be made sure of.
-
-    `hurried`: as in `on_hosts`.
-    """
-    left = []
-    here = kill_processes(record.run_id)
-    if here:
-        left.append(f"{here} processes on this host cannot be killed")
-    remote, port = record.remote_hosts, record.ssh_port
-    for host, said in on_hosts("kill", record.run_id, remote, port, hurried=hurried).items():
-        if said != "0":
-            left.append(f"{host}: {said}")
-    return left
-
-
 def _run_once(
     launch: Launch, signals: StopSignals, asked: StopAsked, grace_seconds: float
 ) -> tuple[int, str]:
@@ -344,38 +326,6 @@ def _judge(
         # DeepSpeed's launcher returns 0 where a part of it was killed.
         return 1, f"the run ended at step {step} of {steps} without being asked to stop"
     return 0, f"complete at step {step}"
-
-
-def check_idle(run_dir: Path) -> None:
-    """Raises: UserError where another process trains the run. Makes nothing."""
-    record = read_record(run_dir)
-    if record is not None and (record.pid, record.host) == (os.getpid(), socket.gethostname()):
-        return  # between two starts of this process's own
-    if lock_is_held(RunLayout(run_dir).supervisor_lock):
-        raise in_training(run_dir)
-    check_unattended(run_dir)
-    if lock_is_held(RunLayout(run_dir).training_lock):
-        message = "is being trained under the raw launcher; end that run first"
-        raise UserError(run_dir, "run_dir", message)
-
-
-def check_unattended(run_dir: Path) -> None:
-    """Raises: UserError where processes of this run outlived a supervisor that was killed."""
-    record = read_record(run_dir)
-    if record is None:
-        return
-    count = len(processes_of(record.run_id))
-    remote = on_hosts("list", record.run_id, record.remote_hosts, record.ssh_port)
-    busy = [host for host, said in remote.items() if said.isdecimal() and int(said)]
-    if count or busy:
-        where = ", ".join(([record.host] if count else []) + busy)
-        raise UserError(
-            run_dir,
-            "run_dir",
-            f"is still being trained on {where}, by processes whose supervisor is gone; `sgt-ds "
-            f"stop {run_dir}` stops them",
-        )
-    remove_record(run_dir)
 
 
 def _prepare_again(prepare: Prepare, overrides: Sequence[str], before: Launch) -> Launch:
