@@ -21,7 +21,7 @@ from sgt_ds.checkpoints import (
     read_state,
     verify,
 )
-from sgt_ds.checkpoints.saving import saved_sizes
+from sgt_ds.checkpoints.contents import saved_sizes
 from sgt_ds.checkpoints.snapshot import Snapshots
 from sgt_ds.files import LineFile
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from sgt_ds.checkpoints import store
 from sgt_ds.checkpoints.agreement import agree_on_input, from_first, rank_and_size
+from sgt_ds.checkpoints.contents import parameter_shapes
 from sgt_ds.checkpoints.payload import SafePayload, safe_payload
 from sgt_ds.checkpoints.reading import being_read
 from sgt_ds.checkpoints.repartition import RepartitionedPayload
 from sgt_ds.checkpoints.rng import load_rng
-from sgt_ds.checkpoints.saving import parameter_shapes, rng_name
 from sgt_ds.checkpoints.store import CheckpointInfo
 from sgt_ds.errors import UserError
 
@@ -74,7 +74,7 @@ def load(engine: Any, path: Path, *, group: Any = None, verified: bool = False) 
     rank, error = rank_and_size(group)[0], None
     if rank < state["world_size"]:
         try:
-            load_rng(path / rng_name(rank))
+            load_rng(path / store.rng_name(rank))
         except UserError as fault:
             error = fault
     agree_on_input(error, group)

@@ -28,6 +28,7 @@ import torch
 from sgt_ds import __version__
 from sgt_ds.checkpoints import store
 from sgt_ds.checkpoints.agreement import SaveFailed, agree_on_save, gather, rank_and_size
+from sgt_ds.checkpoints.contents import parameter_shapes, saved_sizes
 from sgt_ds.checkpoints.manifest import (
     DEEPEST_JSON,
     FORMAT,
@@ -335,7 +336,7 @@ class Saver:
 
         for name, content in taken.items():
             put(name, partial(torch.save, content))
-        put(rng_name(self._rank), lambda stream: stream.write(rng))
+        put(store.rng_name(self._rank), lambda stream: stream.write(rng))
         if self._rank == 0:
             put(STATE_NAME, lambda stream: stream.write(document))
         for name, record in written.items():
@@ -374,29 +375,3 @@ def save(
     saved = saver.wait()
     assert saved is not None
     return saved.path
-
-
-def rng_name(rank: int) -> str:
-    """Name of a rank's random state."""
-    return f"{store.RNG_PREFIX}{rank:05d}.safetensors"
-
-
-def parameter_shapes(engine: Any) -> dict[str, list[int]]:
-    """Name and shape of every parameter of the engine's module."""
-    return {name: list(tensor.shape) for name, tensor in engine.module.named_parameters()}
-
-
-def saved_sizes(engine: Any) -> list[int]:
-    """Bytes of each tensor of this rank that a checkpoint will hold, moments included.
-
-    `engine`: DeepSpeed's, with AdamW and ZeRO 0 to 2, before its first update or after.
-    """
-    if not (engine.save_zero_checkpoint or engine.save_non_zero_checkpoint):
-        return []
-    groups = engine.optimizer.param_groups  # under ZeRO the flat float32 weights of this rank
-    masters = [tensor for group in groups for tensor in group["params"]]
-    tensors = masters * (3 if engine.save_zero_checkpoint else 2)
-    if engine.save_non_zero_checkpoint:
-        weights = engine.module.state_dict().values()
-        tensors += {tensor.untyped_storage()._cdata: tensor for tensor in weights}.values()
-    return [tensor.untyped_storage().nbytes() for tensor in tensors]

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 LATEST_NAME = "latest"
 LONGEST_NAME = 64
-RNG_PREFIX = "rng_rank_"
 
+_RNG_PREFIX = "rng_rank_"
 _FOLDER = re.compile(r"step-([0-9]{8,})")
 _PARTIAL_SUFFIX = ".partial"
 _REPLACED_SUFFIX = ".replaced"
@@ -69,6 +69,11 @@ def folder_name(step: int) -> str:
 def partial_name(step: int) -> str:
     """Name under which that checkpoint is written until it is whole."""
     return f".{folder_name(step)}{_PARTIAL_SUFFIX}"
+
+
+def rng_name(rank: int) -> str:
+    """Name of a rank's random state in a checkpoint."""
+    return f"{_RNG_PREFIX}{rank:05d}.safetensors"
 
 
 def list_checkpoints(directory: Path) -> list[CheckpointInfo]:
@@ -146,7 +151,7 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
             continue
         if name.endswith(PAYLOAD_SUFFIX) and (foreign := payload_fault(path / name)):
             faults.append(f"{name}: {foreign}")
-    ranks = sum(name.startswith(RNG_PREFIX) for name in manifest.files)
+    ranks = sum(name.startswith(_RNG_PREFIX) for name in manifest.files)
     if ranks != manifest.world_size:
         faults.append(
             f"{MANIFEST_NAME}: names the random state of {ranks} ranks, but its world_size is "
