@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
 from sgt_ds.cli.growth_rollback import add_rollback
 from sgt_ds.cli.growth_settings import add_settings, policy_of
+from sgt_ds.cli.growth_table import HEADER, print_loops, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,8 +91,8 @@ def replay(options: argparse.Namespace) -> None:
             print_json(change_as_json(decision))
             continue
         if number == 0:
-            print(_HEADER)
-        print(_row(decision))
+            print(HEADER)
+        print(row_of(decision))
 
 
 def show(options: argparse.Namespace) -> None:
@@ -106,11 +107,11 @@ def show(options: argparse.Namespace) -> None:
     print(f"{found.path}: {found.method}, step {found.step:,}, phase {phase}")
     if not taken:
         print("no decision yet" if phase != "fixed" else "this method decides nothing")
-        _print_loops(loops_as_json(found.state))
+        print_loops(loops_as_json(found.state))
         return
-    print(_HEADER)
+    print(HEADER)
     for line in taken:
-        print(_row(line.decision))
+        print(row_of(line.decision))
     if found.first_gap is not None:
         gap = found.first_gap
         print(f"lines are missing: no line here explains the loops before step {gap}")
@@ -235,11 +236,11 @@ def what_if(options: argparse.Namespace) -> None:
     for name, loops, taken, spent in results:
         total, ratio = spent["total_flops"], spent["overhead_ratio"]
         print(f"{name}: {total:.4g} FLOPs, overhead {100 * ratio:.2f}%, {_number(loops, taken)}")
-        _print_loops(loops)
+        print_loops(loops)
         if taken:
-            print(_HEADER)
+            print(HEADER)
         for decision in taken:
-            print(_row(decision))
+            print(row_of(decision))
 
 
 def diff(options: argparse.Namespace) -> None:
@@ -283,7 +284,7 @@ def diff(options: argparse.Namespace) -> None:
         return
     print(f"loops: diverge at step {divergence.step}, cause: {divergence.cause}")
     for run, taken in ((options.run_a, divergence.first), (options.run_b, divergence.second)):
-        print(f"  {run}: {'no decision' if taken is None else _row(taken).strip()}")
+        print(f"  {run}: {'no decision' if taken is None else row_of(taken).strip()}")
 
 
 def freeze(options: argparse.Namespace) -> None:
@@ -365,38 +366,3 @@ def _number(loops: dict[str, Any], taken: list[Decision]) -> str:
     if loops and not taken:
         return f"{len(loops)} layers loop from the start"
     return f"{len(taken)} changes"
-
-
-def _print_loops(loops: dict[str, Any]) -> None:
-    for layer, loop in loops.items():
-        print(f"  layer {layer}  depth {loop['depth']}  heads {_heads(loop['heads'])}")
-
-
-_HEADER = f"{'step':>8}  {'event':<9} {'layer':>5} {'depth':>5}  {'heads':<12} {'margin':<15} why"
-
-
-def _row(decision: Decision) -> str:
-    """One decision as a row of the table, under `_HEADER`."""
-    changed = [
-        layer
-        for layer, loop in decision.after.loops.items()
-        if decision.before.loops.get(layer) != loop
-    ]
-    layer = ",".join(str(number) for number in changed) or "-"
-    depth = heads = "-"
-    if changed:
-        loop = decision.after.loops[changed[-1]]
-        depth = str(loop.depth)
-        heads = "; ".join(_heads(decision.after.loops[number].heads) for number in changed)
-    margin = "-"
-    if decision.margin is not None:
-        parts = (("layer", decision.margin.layer), ("head", decision.margin.head))
-        margin = " ".join(f"{name[0]} {value:.1f}" for name, value in parts if value is not None)
-    return (
-        f"{decision.step:>8}  {decision.rule:<9} {layer:>5} {depth:>5}  {heads:<12} "
-        f"{margin or '-':<15} {decision.reason}"
-    )
-
-
-def _heads(heads: list[int] | tuple[int, ...] | None) -> str:
-    return "block" if heads is None else ",".join(str(head) for head in heads)
