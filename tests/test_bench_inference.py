@@ -24,6 +24,7 @@ def test_a_case_that_is_not_timed_or_not_beside_vanilla(
     assert main([*SMALL, "--variants", *cases[1:], "--batch", "1", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     rows = document["rows"]
+    assert document["complete"]
     assert [(r["case"], r["batch"]) for r in rows] == [(c, b) for b in (1, 2) for c in cases]
     for row in rows:
         assert row["prefill_tokens_per_second"] > 0

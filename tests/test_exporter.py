@@ -51,6 +51,7 @@ def test_every_metric_of_the_table_is_served_and_no_other(start: Start) -> None:
     everything = {"mfu_ratio": 0.4, "planned_overhead_ratio": 0.1, "source_tokens": {"a": 1}}
     exporter.publish(record(5, loops=looping(4), **everything))
     exporter.publish_decision("activate", margin={"layer": 1.0, "head": 3.0}, within_noise=True)
+    exporter.publish_load(1.0)
     exporter.publish_checkpoint(2.0)
     exporter.publish_validation(3.4)
     exporter.publish_evaluation({"sciq": {"acc": 0.25}})

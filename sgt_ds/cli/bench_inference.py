@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from sgt_ds.cli.frame import (
     Parser,
@@ -17,7 +18,7 @@ from sgt_ds.config import PRESETS
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
-    from sgt_ds.inference import InferenceRow
+    from sgt_ds.inference import InferenceRow, InferenceSetting
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -88,6 +89,7 @@ def inference(options: argparse.Namespace) -> None:
     import torch
 
     from sgt_ds.inference import InferenceSetting, bench_inference
+    from sgt_ds.launch import ending_on_sigterm
 
     if len(set(options.variants)) < len(options.variants):
         raise UserError("--variants", None, "names one twice; name each once")
@@ -106,34 +108,46 @@ def inference(options: argparse.Namespace) -> None:
         compiled=compiled,
         rounds=options.rounds,
     )
-    if not options.json:
-        print(
-            f"{options.preset}, {options.dtype}, {device}, "
-            f"{'compiled' if compiled else 'eager'}, prompt {setting.prompt}, "
-            f"generation {setting.generated}, median of {setting.rounds} rounds; "
-            "× is tokens/s by vanilla's"
-        )
-    rows = bench_inference(setting, None if options.json else _print_row)
-    if options.json:
-        print_json(
-            {
-                "preset": options.preset,
-                "dtype": options.dtype,
-                "device": device,
-                "compiled": compiled,
-                "prompt": setting.prompt,
-                "generated": setting.generated,
-                "rounds": setting.rounds,
-                "rows": [row.as_json() for row in rows],
-            }
-        )
+    rows: list[InferenceRow] = []
+    with ending_on_sigterm():
+        try:
+            rows.extend(bench_inference(setting))
+        finally:  # what is known when it is stopped, too
+            if options.json and rows:
+                print_json(_as_json(options, setting, rows))
+            elif rows:
+                _print_table(options, setting, rows)
 
 
-def _print_row(row: InferenceRow) -> None:
-    low, high = row.decode_ratio_quartiles
+def _as_json(
+    options: argparse.Namespace, setting: InferenceSetting, rows: Sequence[InferenceRow]
+) -> dict[str, Any]:
+    return {
+        "preset": options.preset,
+        "dtype": options.dtype,
+        "device": setting.device.type,
+        "compiled": setting.compiled,
+        "prompt": setting.prompt,
+        "generated": setting.generated,
+        "rounds": setting.rounds,
+        "complete": len(rows) == len(setting.batches) * len(setting.loops()),
+        "rows": [row.as_json() for row in rows],
+    }
+
+
+def _print_table(
+    options: argparse.Namespace, setting: InferenceSetting, rows: Sequence[InferenceRow]
+) -> None:
     print(
-        f"batch {row.batch}  {row.case:<18} prefill {row.prefill_tokens_per_second:>10,.0f} "
-        f"tokens/s ×{row.prefill_ratio:.3f}   decode {row.decode_tokens_per_second:>8,.0f} "
-        f"tokens/s ×{row.decode_ratio:.3f} ({low:.3f}–{high:.3f})",
-        flush=True,
+        f"{options.preset}, {options.dtype}, {setting.device.type}, "
+        f"{'compiled' if setting.compiled else 'eager'}, prompt {setting.prompt}, "
+        f"generation {setting.generated}, median of {setting.rounds} rounds; "
+        "× is tokens/s by vanilla's"
     )
+    for row in rows:
+        low, high = row.decode_ratio_quartiles
+        print(
+            f"batch {row.batch}  {row.case:<18} prefill {row.prefill_tokens_per_second:>10,.0f} "
+            f"tokens/s ×{row.prefill_ratio:.3f}   decode {row.decode_tokens_per_second:>8,.0f} "
+            f"tokens/s ×{row.decode_ratio:.3f} ({low:.3f}–{high:.3f})"
+        )

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sgt_ds.config import ModelConfig, parse_variant
 from sgt_ds.errors import UserError
+from sgt_ds.progress import Progress
 
 # Token ids and their positions, int64 (batch, length) and (1, length), to the next ids (batch, 1).
 _Step = Callable[[Tensor, Tensor], Tensor]
@@ -93,16 +94,16 @@ class InferenceRow:
     prefill_ratio: float
     decode_ratio: float
     decode_ratio_quartiles: tuple[float, float]
+    build_seconds: float = 0.0
+    """Before the first round: of compiling and capturing, on a GPU."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
 
 
-def bench_inference(
-    setting: InferenceSetting, on_row: Callable[[InferenceRow], None] | None = None
-) -> list[InferenceRow]:
-    """Time all cases. `on_row` hears of each row when it is known.
+def bench_inference(setting: InferenceSetting) -> Iterator[InferenceRow]:
+    """Time all cases. Gives the rows of a batch size as soon as they are known.
 
     Raises: UserError where the shape has too few layers or heads, or a variant is unknown.
     """
@@ -111,21 +112,25 @@ def bench_inference(
     if setting.heads > setting.model.num_heads:
         raise UserError("--heads", None, f"the model has {setting.model.num_heads}; give fewer")
     models = build_models(setting)
-    rows = []
-    for batch in setting.batches:
-        torch._dynamo.reset()
-        runners = {name: Runner(model, batch, setting) for name, model in models.items()}
-        timed: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
-        for number in range(setting.rounds + 1):
-            for name, seconds in _round(runners, setting.generated).items():
-                if number:  # the first round warms up, and compiles
-                    timed[name].append(seconds)
-        for name in models:
-            row = _row(name, batch, timed[name], timed["vanilla"], setting)
-            rows.append(row)
-            if on_row is not None:
-                on_row(row)
-    return rows
+    total = len(setting.batches) * (len(models) + setting.rounds + 1)
+    with Progress("bench inference", total, "turns") as progress:
+        for batch in setting.batches:
+            torch._dynamo.reset()
+            runners, built = {}, {}
+            for name, model in models.items():
+                started = time.perf_counter()
+                runners[name] = Runner(model, batch, setting)
+                built[name] = time.perf_counter() - started
+                progress.advance(1, f"{name}, batch {batch}")
+            timed: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+            for number in range(setting.rounds + 1):
+                for name, seconds in _round(runners, setting.generated).items():
+                    if number:  # the first round warms up, and compiles where nothing is captured
+                        timed[name].append(seconds)
+                progress.advance(1, f"batch {batch}")
+            for name in models:
+                row = _row(name, batch, timed[name], timed["vanilla"], setting)
+                yield replace(row, build_seconds=built[name])
 
 
 def _round(runners: dict[str, Runner], generated: int) -> dict[str, tuple[float, float]]:
