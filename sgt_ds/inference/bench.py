@@ -252,8 +252,8 @@ class Runner:
         read = partial(self._read, step, ids, positions)
         if not on_gpu:
             return read
-        # In plain operations, of which the compiler makes reductions of one row too, attention of
-        # one query takes half the time of the library's kernel.
+        # The library's kernel for attention of one query waits for what comes before it; the
+        # reductions that the compiler makes of plain operations overlap with it.
         with self._attention("eager" if one_row else "sdpa"):
             return self._captured(read)
 
