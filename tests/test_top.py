@@ -22,6 +22,7 @@ from made_checkpoints import write_checkpoint
 
 from sgt_ds.cli import main
 from sgt_ds.config import PRESETS, TelemetryConfig
+from sgt_ds.errors import UserError
 from sgt_ds.growth import Decision, Journal, Loop, Measurement, State
 from sgt_ds.model import Transformer
 from sgt_ds.ports import free_ports
@@ -176,6 +177,17 @@ def test_rows_that_a_resume_cut_off_are_not_shown_any_more(run_dir: Path) -> Non
     view = source.read()
     assert (view.step, list(view.losses)[-1]) == (20, 1.0)
     assert len(view.losses) == 3  # steps 10, 20 and 20 anew
+
+
+def test_a_damaged_row_is_not_found_by_its_line(run_dir: Path) -> None:
+    source = open_source(str(run_dir))
+    assert len(source.read().losses) == 10  # and eleven lines
+    with (run_dir / "metrics.jsonl").open("a") as stream:
+        stream.write("\n{}\n[]\n")
+    with pytest.raises(UserError, match="line 12: is not a JSON object; correct or remove"):
+        source.read()
+    with pytest.raises(UserError, match="line 12: is not a JSON object"):
+        open_source(str(run_dir)).read()
 
 
 def test_a_run_that_was_rolled_back_is_shown_where_it_was(

@@ -58,7 +58,7 @@ class DirectorySource:
     def __init__(self, run_dir: Path, access: Access) -> None:
         self._layout = RunLayout(run_dir)
         self._name = run_dir.resolve().name
-        self._offset = 0
+        self._offset = self._lines = 0
         self._rows: list[dict[str, Any]] = []
         self._journal: tuple[Header | None, list[Measurement], State | None] = (None, [], None)
         self._read_again = 0.0
@@ -115,18 +115,20 @@ class DirectorySource:
         try:
             with path.open("rb") as stream:
                 if path.stat().st_size < self._offset:
-                    self._offset, self._rows = 0, []
+                    self._offset, self._lines, self._rows = 0, 0, []
                 stream.seek(self._offset)
                 whole, newline, _ = stream.read().rpartition(b"\n")
         except FileNotFoundError:
             return
         except OSError as error:
             raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
+        lines, before = whole.split(b"\n") if newline else [], self._lines
         self._offset += len(whole) + len(newline)
-        for line in whole.split(b"\n"):
+        self._lines += len(lines)
+        for number, line in enumerate(lines, start=before + 1):
             # A resume that grew past the old length before we looked: steps go back.
             if line.strip():
-                add_row(self._rows, parsed(path, None, line))
+                add_row(self._rows, parsed(path, number, line))
 
     def _read_journal(self) -> None:
         begun = time.monotonic()

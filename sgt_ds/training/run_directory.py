@@ -59,17 +59,30 @@ def set_up_logging(run_dir: Path, rank: int) -> logging.Logger:
 
 
 def kept_rows(path: Path, step: int) -> int:
-    """Bytes of metrics.jsonl up to `step`: to the first row past it, or torn."""
-    keep = 0
+    """Bytes of metrics.jsonl up to `step`: to the first row past it, or to a torn end.
+
+    A damaged row before good ones stays: what was written after it is no less true.
+    """
+    keep = end = 0
     with path.open("rb") as stream:
         for line in stream:
-            try:
-                if json.loads(line)["step"] > step or not line.endswith(b"\n"):
-                    break
-            except (ValueError, TypeError, LookupError, RecursionError):
+            end += len(line)
+            at = _step_of(line)
+            if at is None:
+                continue
+            if at > step:
                 break
-            keep += len(line)
+            keep = end
     return keep
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a whole row; None where it is torn or damaged."""
+    try:
+        at = json.loads(line)["step"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return at if isinstance(at, int) and line.endswith(b"\n") else None
 
 
 class MetricsFile:
