@@ -62,17 +62,28 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
                 ", ".join(sorted(loops, key=int)),
             )
         _fork_growth(trainer, path, state["growth"])
-    growth, journal = trainer.growth, trainer.growth.journal
-    changed = growth.state != growth.policy.initial_state()
-    if journal is not None and journal.is_new and changed and not forking:
-        log.warning(
-            "%s is missing; a new journal starts at step %d and lacks the history of the current "
-            "loops. If you have a copy, stop, restore it and resume",
-            journal.path,
-            trainer.clock.step,
-        )
-        growth.note_lost_journal(trainer.clock.step, trainer.flops.total)
+    else:
+        _tell_missing_lines(trainer)
     log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)
+
+
+def _tell_missing_lines(trainer: Trainer) -> None:
+    """Say where the journal does not lead to where the run is; a replay would be wrong."""
+    step, journal = trainer.clock.step, trainer.growth.journal
+    try:
+        if journal is None or not trainer.growth.note_missing_lines(step, trainer.flops.total):
+            return
+    except UserError as error:
+        log.warning("%s", error)
+        return
+    what = "is missing; a new journal starts" if journal.is_new else "lacks lines; it goes on"
+    log.warning(
+        "%s %s at step %d without the whole history of its growth. If you have a copy, stop, "
+        "restore it and resume",
+        journal.path,
+        what,
+        step,
+    )
 
 
 def _check_counts(state: Mapping[str, Any]) -> None:
