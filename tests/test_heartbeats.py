@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import subprocess
@@ -127,6 +128,20 @@ def test_who_lost_a_peer_is_not_who_died() -> None:
     assert heartbeats.deaths([(beat(0, end="done"), 0)]) == ""
     orphaned = [(beat(0, end="done"), 0), (beat(2, end=heartbeats.LAUNCHER_GONE), 0)]
     assert heartbeats.deaths(orphaned) == "the launcher on host-1 died; all ranks exited"
+
+
+def test_a_full_disk_passes_for_a_missing_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    written = heartbeats.write_beat(tmp_path, beat(3))
+    os.utime(tmp_path / "rank-00003.json", (1, 1))
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert heartbeats.write_beat(tmp_path, beat(3)) >= written, "it lives"
+    with pytest.raises(OSError, match="No space left"):
+        heartbeats.write_beat(tmp_path, beat(4))
 
 
 def test_files_are_read_whole_and_a_torn_one_is_left_out(tmp_path: Path) -> None:

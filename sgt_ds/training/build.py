@@ -40,7 +40,7 @@ from sgt_ds.training.heartbeat import Heartbeat
 from sgt_ds.training.parts import StepParts
 from sgt_ds.training.resume import restore
 from sgt_ds.training.rollback import uncut_metrics
-from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
+from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging, writing
 from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.start import checked_start, load_start
 from sgt_ds.training.telemetry import start_telemetry
@@ -170,7 +170,7 @@ def build_trainer(
         growth=growth,
         flops=FlopsCounter(config.model, config.data.sequence_length),
         telemetry=telemetry,
-        metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
+        metrics=_metrics(layout, ranks),
         checkpoints=checkpoints,
         requests=Requests(layout, heartbeat),
         heartbeat=heartbeat,
@@ -237,7 +237,12 @@ def _growth(
 ) -> GrowthController:
     """The controller, with the run's journal on rank 0. Collective."""
     header, opened = journal_header(config, settled), list[Journal]()
-    ranks.on_main(lambda: opened.append(Journal.open_or_create(layout.journal, header)))
+
+    def open_it() -> None:
+        with writing(layout.journal):
+            opened.append(Journal.open_or_create(layout.journal, header))
+
+    ranks.on_main(open_it)
     return GrowthController(
         build_policy(config.method, settled, config.model),
         settled,
@@ -247,6 +252,18 @@ def _growth(
         device=ranks.device,
         writes=lambda: heartbeat.enter("report"),
     )
+
+
+def _metrics(layout: RunLayout, ranks: Ranks) -> MetricsFile | None:
+    """The run's metrics, open on rank 0. Collective."""
+    opened: list[MetricsFile] = []
+
+    def open_it() -> None:
+        with writing(layout.metrics):
+            opened.append(MetricsFile(layout.metrics))
+
+    ranks.on_main(open_it)
+    return opened[0] if ranks.is_main else None
 
 
 def _planned_overhead(config: RunConfig, settled: GrowthConfig) -> Callable[[int], float]:

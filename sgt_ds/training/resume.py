@@ -11,6 +11,7 @@ from sgt_ds import checkpoints
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.training.engine import Ranks
+from sgt_ds.training.run_directory import writing
 from sgt_ds.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     if forking:
         path = config.fork
     if path is None:
-        trainer.cut_back(-1)
+        _cut_back(trainer, ranks, -1)
         return
     engine, group = trainer.engine, ranks.host_group
     found = not forking and path != config.resume
@@ -50,7 +51,7 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
             "use another checkpoint",
             everywhere=True,
         ) from None
-    trainer.cut_back(-1 if forking else trainer.clock.step)
+    _cut_back(trainer, ranks, -1 if forking else trainer.clock.step)
     if found:
         trainer.checkpoints.resumed(path)
     if forking:
@@ -65,6 +66,16 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     else:
         _tell_missing_lines(trainer)
     log.info("%s %s at step %d", "forked from" if forking else "resumed", path, trainer.clock.step)
+
+
+def _cut_back(trainer: Trainer, ranks: Ranks, step: int) -> None:
+    """Drop what the run's files hold past `step`. Collective."""
+
+    def cut() -> None:
+        with writing(trainer.config.run_dir):
+            trainer.cut_back(step)
+
+    ranks.on_main(cut)
 
 
 def _tell_missing_lines(trainer: Trainer) -> None:
