@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -315,11 +316,11 @@ def test_a_supervisor_that_was_suspended_is_back(tmp_path: Path) -> None:
     looks = LauncherWatch(tmp_path, launched=False)
     lost = []
     for seconds in (2, launcher_watch.SUPERVISOR_SECONDS, 1):
-        looks.look(seconds)
+        looks.look_at_supervisor(seconds)
         lost.append(looks.is_orphaned)
     assert lost == [False, False, True]
     heartbeats.renew_supervisor(tmp_path)
-    looks.look(1)
+    looks.look_at_supervisor(1)
     assert not looks.is_orphaned
 
 
@@ -343,6 +344,22 @@ def test_a_supervisor_that_was_killed_is_missed_at_once_by_ranks_that_ssh_starte
             assert not heart.launcher_lost
             supervisor.kill()
             until(lambda: heart.launcher_lost)
+
+
+def test_a_launcher_that_ends_while_the_disk_refuses_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "ranks"
+    waits = [sys.executable, "-c", "import signal; signal.pause()", "deepspeed"]
+    with subprocess.Popen(waits) as launcher:
+        monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
+        with Heartbeat(folder, 0, hang_seconds=60, patient_seconds=600) as heart:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.touch()
+            missed = not heart.launcher_lost
+            launcher.kill()
+            until(lambda: heart.launcher_lost)
+    assert missed
 
 
 CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711\nand more"
