@@ -163,6 +163,23 @@ def test_a_wrong_target_is_one_line_and_status_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [("top", "--once"), ("report", "-o", "report.html")])
+def test_a_journal_that_is_still_empty_hides_the_run(
+    arguments: tuple[str, ...],
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(run_dir.parent)
+    verb, *flags = arguments
+    (run_dir / "growth.jsonl").write_text("")
+    assert main([verb, str(run_dir), *flags]) == 0
+    (run_dir / "metrics.jsonl").unlink()
+    (run_dir / "control" / "ranks").mkdir(parents=True)
+    assert main([verb, str(run_dir), *flags]) == 2
+    assert "has recorded nothing yet" in capsys.readouterr().err
+
+
 def test_rows_that_a_resume_cut_off_are_not_shown_any_more(run_dir: Path) -> None:
     source = open_source(str(run_dir))
     assert len(source.read().losses) == 10

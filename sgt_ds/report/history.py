@@ -181,6 +181,8 @@ def read_history(run_dir: Path, name: str | None = None) -> RunHistory:
     journal = _begun_journal(run_dir)
     if not layout.metrics.exists() and journal is None:
         message = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
+        if layout.is_there():
+            message = "has recorded nothing yet: no metrics and no growth; see logs"
         raise UserError(run_dir, None, message)
     rows: list[Row] = []
     for row in read_objects(layout.metrics):

@@ -66,10 +66,10 @@ class DirectorySource:
 
     def read(self) -> RunView:
         """The run as its files stand now."""
-        if not self._layout.metrics.exists() and not self._layout.journal.exists():
+        if not self._layout.metrics.exists() and not self._journal_has_begun():
             message = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
             if self._layout.is_there():
-                message = "has recorded nothing yet: no metrics.jsonl and no growth.jsonl; see logs"
+                message = "has recorded nothing yet: no metrics and no growth; see logs"
             raise UserError(self._layout.run_dir, None, message)
         self._read_rows()
         self._read_journal()
@@ -132,7 +132,7 @@ class DirectorySource:
 
     def _read_journal(self) -> None:
         begun = time.monotonic()
-        if begun < self._read_again or not self._layout.journal.exists():
+        if begun < self._read_again or not self._journal_has_begun():
             return
         header, lines = read_journal(self._layout.journal, live=True)
         measured: list[Measurement] = []
@@ -147,6 +147,11 @@ class DirectorySource:
         self._journal = (header, measured, state)
         ended = time.monotonic()
         self._read_again = ended + (ended - begun) / READING_SHARE
+
+    def _journal_has_begun(self) -> bool:
+        """Whether anything is in it: a start makes it before it writes its first line."""
+        journal = self._layout.journal
+        return journal.exists() and journal.stat().st_size > 0
 
     def _outcome(self) -> Outcome | None:
         """How training ended; None while someone trains, or where no one said so."""
