@@ -37,6 +37,7 @@ from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.evaluation import build_evaluation
 from sgt_ds.training.faults import Requests
 from sgt_ds.training.heartbeat import Heartbeat
+from sgt_ds.training.lost_peers import lost_peers_told
 from sgt_ds.training.parts import StepParts
 from sgt_ds.training.resume import restore
 from sgt_ds.training.rollback import uncut_metrics
@@ -73,6 +74,7 @@ def run(
         ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
         if ranks.is_main and not supervised:
             held.enter_context(_noted_failure(config))
+            held.enter_context(lost_peers_told(heartbeat))  # what is noted is the line that is told
         config = prepare(config, ranks, resuming=resuming)
         set_up_logging(config.run_dir, ranks.rank)
         trainer = build_trainer(config, ranks, config_file, heartbeat)
@@ -102,8 +104,9 @@ def _noted_failure(config: RunConfig) -> Iterator[None]:
     except SgtError as error:
         _note_end(config, 1, f"the run failed: {error}")
         raise
-    except Exception:
-        _note_end(config, 1, f"the run failed; {RunLayout(config.run_dir).logs} says why")
+    except Exception as error:
+        said = (f"{error}".splitlines() or [""])[0][:300]
+        _note_end(config, 1, f"the run failed: {type(error).__name__}: {said}")
         raise
 
 
