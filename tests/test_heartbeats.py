@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -127,6 +129,20 @@ def test_who_lost_a_peer_is_not_who_died() -> None:
     assert heartbeats.deaths([(beat(0, end="done"), 0)]) == ""
     orphaned = [(beat(0, end="done"), 0), (beat(2, end=heartbeats.LAUNCHER_GONE), 0)]
     assert heartbeats.deaths(orphaned) == "the launcher on host-1 died; all ranks exited"
+
+
+def test_a_full_disk_passes_for_a_missing_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    written = heartbeats.write_beat(tmp_path, beat(3))
+    os.utime(tmp_path / "rank-00003.json", (1, 1))
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert heartbeats.write_beat(tmp_path, beat(3)) >= written, "it lives"
+    with pytest.raises(OSError, match="No space left"):
+        heartbeats.write_beat(tmp_path, beat(4))
 
 
 def test_files_are_read_whole_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
@@ -300,11 +316,11 @@ def test_a_supervisor_that_was_suspended_is_back(tmp_path: Path) -> None:
     looks = LauncherWatch(tmp_path, launched=False)
     lost = []
     for seconds in (2, launcher_watch.SUPERVISOR_SECONDS, 1):
-        looks.look(seconds)
+        looks.look_at_supervisor(seconds)
         lost.append(looks.is_orphaned)
     assert lost == [False, False, True]
     heartbeats.renew_supervisor(tmp_path)
-    looks.look(1)
+    looks.look_at_supervisor(1)
     assert not looks.is_orphaned
 
 
@@ -328,6 +344,22 @@ def test_a_supervisor_that_was_killed_is_missed_at_once_by_ranks_that_ssh_starte
             assert not heart.launcher_lost
             supervisor.kill()
             until(lambda: heart.launcher_lost)
+
+
+def test_a_launcher_that_ends_while_the_disk_refuses_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "ranks"
+    waits = [sys.executable, "-c", "import signal; signal.pause()", "deepspeed"]
+    with subprocess.Popen(waits) as launcher:
+        monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
+        with Heartbeat(folder, 0, hang_seconds=60, patient_seconds=600) as heart:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.touch()
+            missed = not heart.launcher_lost
+            launcher.kill()
+            until(lambda: heart.launcher_lost)
+    assert missed
 
 
 CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711\nand more"

@@ -28,6 +28,7 @@ from sgt_ds.growth import (
 )
 from sgt_ds.growth.decision import freeze
 from sgt_ds.growth.statistics import measurement_of
+from sgt_ds.training.run_directory import kept_rows
 
 LAYERS, HEADS = 3, 2
 MODEL = ModelConfig(
@@ -124,6 +125,18 @@ def test_a_damaged_line_ends_a_rollback_in_a_traceback(damaged: str, tmp_path: P
     kept = "".join(f"{line}\n" for line in lines)
     path.write_text(kept + '{"type": "measure", "step": 13}\n')
     assert kept_part(path, 12) == (len(kept), False)
+
+
+def test_a_damaged_row_of_metrics_takes_the_rows_after_it_along(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = ['{"step": 5}', '{"step": "x"}', '{"st', "[]", '{"step": 10}', '{"step": 10, "a": 1}']
+    kept = "".join(f"{row}\n" for row in rows)
+    path.write_text(kept + '{"step": 15}\n{"step": 2')
+    assert kept_rows(path, 14) == len(kept)
+    assert kept_rows(path, 15) == len(kept) + len('{"step": 15}\n')
+    assert kept_rows(path, 4) == 0
+    path.write_text(kept + '\0\0\0\n{"step": 2')  # what a power cut may leave
+    assert kept_rows(path, 15) == len(kept)
 
 
 def test_journal_of_another_run_that_is_written_into(tmp_path: Path) -> None:

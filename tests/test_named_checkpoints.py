@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,26 @@ def test_a_fork_with_nothing_left_to_train_is_found_out_at_its_end(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"sgt-ds: {file}: training.steps: {step} is not above the fork's step")
     assert not (tmp_path / "run" / "logs").exists()
+
+
+def test_another_precision_passes_for_a_missing_file(tmp_path: Path) -> None:
+    data = runs.write_data(tmp_path / "data")
+    file = runs.write_run(
+        tmp_path / "run.yaml",
+        data,
+        telemetry={"enabled": False},
+        training={"steps": 2},
+        checkpoint={"every": 1, "keep_last": 9},
+    )
+    runs.run_to_end(runs.single(file))
+    saved = tmp_path / "run" / "checkpoints"
+    shutil.rmtree(saved / "step-00000002")
+    bf16 = Path(__file__).parents[1] / "ds_configs" / "zero2_bf16_cpu.json"
+    said = runs.run_to_end(runs.single(file, f"deepspeed={bf16}"), expect=2)
+    assert said.splitlines()[-1] == (
+        f"sgt-ds train: {saved / 'step-00000001'}: was saved in fp32 and this run trains in bf16; "
+        "use the same precision in the DeepSpeed file"
+    )
 
 
 def test_verification_reads_other_bytes_than_it_promised(checkpoint: Path) -> None:

@@ -218,7 +218,7 @@ def test_journal_whose_growth_the_plan_does_not_follow(tmp_path: Path) -> None:
         journal.decision(replace(done[0], step=70, before=done[0].after), 0)
     gap = run_plan("--journal", str(path))
     assert gap.returncode == 2
-    assert gap.stderr.startswith(f"sgt-ds: {path}: step 70: starts from loops that no earlier ")
+    assert gap.stderr.startswith(f"sgt-ds: {path}: step 70: lines before it are missing")
 
 
 def test_run_configuration_whose_values_the_plan_ignores(tmp_path: Path) -> None:

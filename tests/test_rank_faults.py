@@ -11,7 +11,10 @@ import torch
 from forked import Nursery
 from torch import nn
 
+from sgt_ds.config import load_run_config, prepare_run_directory
+from sgt_ds.errors import LostPeer
 from sgt_ds.telemetry import read_outcome
+from sgt_ds.training.build import _noted_failure
 from sgt_ds.training.integrity import checksums
 
 FAULTY = "faulty:main"
@@ -124,3 +127,22 @@ def test_a_run_that_stays_not_finite_goes_on_for_ever(
     assert outcome is not None
     assert outcome.status == 1
     assert outcome.reason.startswith("the run failed: step 8: 3 updates in a row")
+
+
+def test_how_a_raw_run_ended_points_to_a_log_that_does_not_tell(tmp_path: Path) -> None:
+    data = runs.write_data(tmp_path / "data")
+    config = load_run_config(runs.write_run(tmp_path / "run.yaml", data))
+    prepare_run_directory(config, resuming=False)
+    for error, told in (
+        (RuntimeError("boom\nand more"), "the run failed: RuntimeError: boom"),
+        (MemoryError(), "the run failed: MemoryError: "),
+        (
+            LostPeer("rank 0 on a lost another rank"),
+            "the run failed: rank 0 on a lost another rank",
+        ),
+    ):
+        with pytest.raises(type(error)), _noted_failure(config):
+            raise error
+        outcome = read_outcome(tmp_path / "run" / "control")
+        assert outcome is not None
+        assert (outcome.status, outcome.reason) == (1, told)

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgt_ds.checkpoints import Retention, being_read, folder_name, list_checkpoints, verify
-from sgt_ds.checkpoints.manifest import Manifest, record_of, write_manifest
+from sgt_ds.checkpoints import (
+    Retention,
+    being_read,
+    folder_name,
+    list_checkpoints,
+    newest_good,
+    verify,
+)
+from sgt_ds.checkpoints.manifest import MANIFEST_NAME, Manifest, record_of, write_manifest
 from sgt_ds.checkpoints.retention import rotate
+from sgt_ds.checkpoints.store import next_sequence
 
 
 def checkpoint(
@@ -84,6 +92,23 @@ def test_damaged_ones_count_as_kept(tmp_path: Path) -> None:
     rotate(tmp_path, newest, Retention(3))
     # Whole: 6, 3, 2. Of the damaged ones 5 and 4 are younger than 2; 1 is not.
     assert left(tmp_path) == [2, 3, 4, 5, 6]
+
+
+def test_a_damaged_manifest_makes_the_newest_one_the_oldest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resume says that it passes it over, and its rotation leaves it there."""
+    for step in (1, 2, 3, 4, 5):
+        checkpoint(tmp_path, step)
+    for step in (2, 5):
+        (tmp_path / folder_name(step) / MANIFEST_NAME).write_text("{")
+    (tmp_path / folder_name(1) / MANIFEST_NAME).unlink()  # a rotation was killed here
+    assert [info.step for info in list_checkpoints(tmp_path)] == [5, 4, 3, 2, 1]
+    assert next_sequence(tmp_path) == 5
+    assert newest_good(tmp_path) is None  # what is in them is no run's
+    assert f"{folder_name(5)} is skipped: {MANIFEST_NAME}: line 1: is not valid" in caplog.text
+    rotate(tmp_path, tmp_path / folder_name(4), Retention(2))
+    assert left(tmp_path) == [3, 4, 5]
 
 
 def test_a_checkpoint_is_removed_under_who_reads_it(tmp_path: Path) -> None:

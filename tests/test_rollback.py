@@ -144,8 +144,22 @@ def test_a_rollback_that_loses_something_or_is_forgotten_by_the_resume(
     assert f"{layout.journal} is missing; a new journal starts at step 20 " in told
     capsys.readouterr()
     assert main(["growth", "what-if", str(run), "--k-max", "1"]) == 2
-    assert "lines are missing" in capsys.readouterr().err
+    assert "step 20: lines before it are missing" in capsys.readouterr().err
     assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
+    # An old copy put in its place: the run's own loops, and what is missing, are told all the same.
+    lines = (tmp_path / "lost.jsonl").read_text().splitlines(keepends=True)
+    layout.journal.write_text("".join(lines[:9]))
+    told = runs.run_to_end(runs.single(file))
+    assert f"{layout.journal} lacks lines; it goes on at step 20 " in told
+    capsys.readouterr()
+    assert main(["growth", "show", str(run), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["loops"] == next(x["loops"] for x in map(json.loads, lines[::-1]) if "loops" in x)
+    assert shown["first_gap"] == 20
+    assert "lacks lines" not in runs.run_to_end(runs.single(file))
+    assert main(["plan", "--journal", str(run)]) == 2
+    assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
+    assert "planned, with this run" not in (tmp_path / "report.html").read_text()
     layout.journal.unlink()  # such a one does not replay
 
 

@@ -24,6 +24,7 @@ from sgt_ds.checkpoints import (
 from sgt_ds.checkpoints.contents import saved_sizes
 from sgt_ds.checkpoints.snapshot import Snapshots
 from sgt_ds.files import LineFile
+from sgt_ds.training.run_directory import set_up_logging
 
 FAULTY = "faulty:main"
 
@@ -143,6 +144,44 @@ def test_a_full_disk_of_rank_0_ends_the_run_or_tears_its_journal(
     lifted, again = tmp_path / "lifted", tmp_path / "stays"
     assert runs.journal_lines(lifted) == runs.journal_lines(again)
     assert runs.losses(lifted) == runs.losses(again)
+
+
+def test_a_start_that_cannot_write_its_files_ends_in_a_traceback(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    """A resume on a full disk, for one; here what cannot be written is a folder."""
+    file = runs.write_run(
+        tmp_path / "run.yaml", data, training={"steps": 2}, checkpoint={"every": 9}
+    )
+    nursery.start(tmp_path / "first", [file]).end()
+    for name in ("growth.jsonl", "metrics.jsonl", "logs/rank-00000.log"):
+        path = tmp_path / "run" / name
+        path.rename(tmp_path / "kept")
+        path.mkdir()
+        said = nursery.start(tmp_path / "log", [file]).end(expect=2)
+        assert "Traceback" not in said
+        assert f"sgt-ds train: {path}: cannot be written (Is a directory); free disk space" in said
+        path.rmdir()
+        (tmp_path / "kept").rename(path)
+
+
+def test_a_log_on_a_full_disk_is_longer_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    logger = set_up_logging(tmp_path, 0)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, usual[1]))
+        for step in range(9):
+            logger.info("step %d", step)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+    assert capsys.readouterr().err == ""
 
 
 def test_lines_that_wait_for_the_disk_are_torn_lost_or_told_of_each_time(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -19,7 +20,18 @@ from sgt_ds.checkpoints import list_checkpoints, verify
 from sgt_ds.config import load_run_config, prepare_run_directory
 from sgt_ds.errors import UserError
 from sgt_ds.files import take_lock
-from sgt_ds.launch import Host, Target, kill_processes, processes_of, read_record, stop
+from sgt_ds.launch import (
+    Host,
+    Launch,
+    Target,
+    kill_processes,
+    processes_of,
+    read_record,
+    stop,
+    supervise,
+    supervisor,
+)
+from sgt_ds.launch.record import StopAsked
 from sgt_ds.launch.supervisor import _ranks_words
 
 pytestmark = pytest.mark.launcher
@@ -233,6 +245,30 @@ def test_a_raw_launcher_that_dies_takes_its_ranks_along_saved(tmp_path: Path, da
 )
 def test_a_start_names_another_place_than_where_its_ranks_are(target: Target, said: str) -> None:
     assert _ranks_words(target) == said
+
+
+def test_a_full_disk_is_a_traceback_or_changes_how_a_run_ended(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config = load_run_config(runs.write_run(tmp_path / "run.yaml", data))
+    prepare_run_directory(config, resuming=False)
+    launch = Launch(config, Target((Host("localhost", 1, 1),), None, local=True), [])
+    for module in ("launch.record", "telemetry.outcome"):
+        monkeypatch.setattr(f"sgt_ds.{module}.write_text_atomically", refuse)
+    with pytest.raises(UserError, match=r"run_dir: cannot be written \(No space left"):
+        supervise(lambda overrides: launch)
+    assert supervisor._end(config.run_dir, 0, "complete at step 20") == 0
+    assert capsys.readouterr().err == "sgt-ds train: complete at step 20\n"
+    # A request to stop that cannot be written yet ends no supervisor.
+    asked = StopAsked(config.run_dir)
+    with monkeypatch.context() as refused:
+        refused.setattr(Path, "touch", lambda path: refuse(path, ""))
+        assert not supervisor._is_told(asked)
+    assert supervisor._is_told(asked)
+    assert asked.is_set()
 
 
 def test_stop_of_a_complete_run_says_so(

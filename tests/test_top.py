@@ -22,6 +22,7 @@ from made_checkpoints import write_checkpoint
 
 from sgt_ds.cli import main
 from sgt_ds.config import PRESETS, TelemetryConfig
+from sgt_ds.errors import UserError
 from sgt_ds.growth import Decision, Journal, Loop, Measurement, State
 from sgt_ds.model import Transformer
 from sgt_ds.ports import free_ports
@@ -162,6 +163,23 @@ def test_a_wrong_target_is_one_line_and_status_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [("top", "--once"), ("report", "-o", "report.html")])
+def test_a_journal_that_is_still_empty_hides_the_run(
+    arguments: tuple[str, ...],
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(run_dir.parent)
+    verb, *flags = arguments
+    (run_dir / "growth.jsonl").write_text("")
+    assert main([verb, str(run_dir), *flags]) == 0
+    (run_dir / "metrics.jsonl").unlink()
+    (run_dir / "control" / "ranks").mkdir(parents=True)
+    assert main([verb, str(run_dir), *flags]) == 2
+    assert "has recorded nothing yet" in capsys.readouterr().err
+
+
 def test_rows_that_a_resume_cut_off_are_not_shown_any_more(run_dir: Path) -> None:
     source = open_source(str(run_dir))
     assert len(source.read().losses) == 10
@@ -176,6 +194,17 @@ def test_rows_that_a_resume_cut_off_are_not_shown_any_more(run_dir: Path) -> Non
     view = source.read()
     assert (view.step, list(view.losses)[-1]) == (20, 1.0)
     assert len(view.losses) == 3  # steps 10, 20 and 20 anew
+
+
+def test_a_damaged_row_is_not_found_by_its_line(run_dir: Path) -> None:
+    source = open_source(str(run_dir))
+    assert len(source.read().losses) == 10  # and eleven lines
+    with (run_dir / "metrics.jsonl").open("a") as stream:
+        stream.write("\n{}\n[]\n")
+    with pytest.raises(UserError, match="line 12: is not a JSON object; correct or remove"):
+        source.read()
+    with pytest.raises(UserError, match="line 12: is not a JSON object"):
+        open_source(str(run_dir)).read()
 
 
 def test_a_run_that_was_rolled_back_is_shown_where_it_was(

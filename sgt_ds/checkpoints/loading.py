@@ -117,10 +117,20 @@ def _checked_state(
                 f"was saved under ZeRO-{state.get('zero_stage')} and this run has {stage}; "
                 "use the same stage in the DeepSpeed file",
             )
+        _check_precision(path, is_bf16=bool(engine.bfloat16_enabled()))
     except UserError as fault:
         error = fault
     agree_on_input(error, group)
     return state
+
+
+def _check_precision(path: Path, *, is_bf16: bool) -> None:
+    """Raises: UserError where the run that saved was in bf16 and this one is not, or the reverse."""
+    was_bf16 = any(path.glob("bf16_zero_pp_rank_*"))
+    if was_bf16 != is_bf16 and (was_bf16 or any(path.glob("zero_pp_rank_*"))):
+        there, here = ("bf16", "fp32") if was_bf16 else ("fp32", "bf16")
+        message = f"was saved in {there} and this run trains in {here}"
+        raise UserError(path, None, f"{message}; use the same precision in the DeepSpeed file")
 
 
 def _check_shape(path: Path, state: dict[str, Any], wanted: dict[str, list[int]]) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,8 @@ def rng_name(rank: int) -> str:
 def list_checkpoints(directory: Path) -> list[CheckpointInfo]:
     """Checkpoints in `directory`, newest first; damaged ones too, with their fault.
 
+    One whose manifest is damaged follows those of earlier steps; one that has none comes last: it
+    is half removed.
     Raises: UserError where `directory` is not a folder.
     """
     if not directory.is_dir():
@@ -93,7 +95,16 @@ def list_checkpoints(directory: Path) -> list[CheckpointInfo]:
         for entry in directory.iterdir()
         if (match := _FOLDER.fullmatch(entry.name)) and entry.is_dir()
     ]
+    found = [_placed(info, found) for info in found]
     return sorted(found, key=lambda info: (info.sequence, info.step), reverse=True)
+
+
+def _placed(info: CheckpointInfo, all_of_them: list[CheckpointInfo]) -> CheckpointInfo:
+    """The same with a place in the order, where a damaged manifest does not tell it."""
+    if info.sequence >= 0 or not os.path.lexists(info.path / MANIFEST_NAME):
+        return info
+    before = [other.sequence for other in all_of_them if other.step < info.step]
+    return replace(info, sequence=max(before, default=-1))
 
 
 def read_latest(directory: Path) -> str | None:
@@ -262,7 +273,7 @@ def _info(path: Path, step: int, latest: bool) -> CheckpointInfo:
             manifest.validation_loss,
         )
     except (UserError, OSError) as error:
-        # Without its manifest nothing says how old it is: older than all that have one.
+        # Nothing says how old it is.
         fault = _fault_in(path, error) if isinstance(error, UserError) else str(error)
         return CheckpointInfo(path, step, -1, 0, 0, latest, fault)
 

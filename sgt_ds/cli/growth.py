@@ -105,6 +105,8 @@ def show(options: argparse.Namespace) -> None:
         return
     taken, phase = found.taken, found.phase
     print(f"{found.path}: {found.method}, step {found.step:,}, phase {phase}")
+    if found.first_gap is not None:
+        print(f"lines before step {found.first_gap} are missing; restore the journal from a copy")
     if not taken:
         print("no decision yet" if phase != "fixed" else "this method decides nothing")
         print_loops(loops_as_json(found.state))
@@ -112,9 +114,6 @@ def show(options: argparse.Namespace) -> None:
     print(HEADER)
     for line in taken:
         print(row_of(line.decision))
-    if found.first_gap is not None:
-        gap = found.first_gap
-        print(f"lines are missing: no line here explains the loops before step {gap}")
     print(
         "margin: standard errors between the last one chosen (l layer, h head) and the first "
         "left out"
@@ -165,19 +164,21 @@ def _growth_of(run: Path) -> _Growth:
     """Read a run's journal. Raises: UserError where it has none."""
     from collections import Counter
 
-    from sgt_ds.growth import DecisionLine, build_policy, first_gap
+    from sgt_ds.growth import Continuity, DecisionLine, build_policy
 
     path, header, lines = _run_journal(run)
+    policy = build_policy(header.method, header.growth, header.model)
+    seen = Continuity(policy.initial_state(), header.growth.entropy_every)
     taken, last = [], 0
     for line in lines:
+        seen.see(line)
         if isinstance(line, DecisionLine):
             taken.append(line)
             last = line.decision.step
         else:
             last = line.step
-    policy = build_policy(header.method, header.growth, header.model)
-    state = taken[-1].decision.after if taken else policy.initial_state()
-    frozen = any(line.decision.rule == "freeze" for line in taken)
+    state = seen.state
+    frozen = bool(taken) and taken[-1].decision.phase == "fixed"
     return _Growth(
         path,
         header.method,
@@ -193,7 +194,7 @@ def _growth_of(run: Path) -> _Growth:
             for line in taken
             if line.decision.margin is not None and line.decision.margin.within_noise
         ],
-        first_gap=first_gap(taken, policy.initial_state()),
+        first_gap=seen.gap,
     )
 
 

@@ -31,7 +31,14 @@ from sgt_ds.growth.lines import (
 )
 from sgt_ds.growth.majority import odd_ranks
 from sgt_ds.growth.policy import POLICIES, Policy, build_policy, check_method
-from sgt_ds.growth.replay import change_as_json, check_whole, decisions, first_gap, replay
+from sgt_ds.growth.replay import (
+    Continuity,
+    change_as_json,
+    check_whole,
+    continuity,
+    decisions,
+    replay,
+)
 from sgt_ds.growth.requests import request_freeze
 from sgt_ds.growth.state import VANILLA, Loop, Scope, State
 from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
@@ -46,6 +53,7 @@ __all__ = [
     "POLICIES",
     "VANILLA",
     "Comparison",
+    "Continuity",
     "Decision",
     "DecisionLine",
     "Divergence",
@@ -70,9 +78,9 @@ __all__ = [
     "check_shape",
     "check_whole",
     "compare",
+    "continuity",
     "decisions",
     "find_journal",
-    "first_gap",
     "is_narrow",
     "journal_header",
     "journal_in",

@@ -267,11 +267,17 @@ class GrowthController:
         self.load_state_dict(values)
         self.state, self._frozen_from = self.policy.initial_state(), None
 
-    def note_lost_journal(self, step: int, flops: int) -> None:
-        """Journal Θ where a lost journal is restarted: whoever reads it sees that lines are missing."""
-        if self.journal is not None:  # without `_note`: other ranks enter no part here
-            restarted = stall(step, "journal: restarted here", self.state, self.phase(step))
-            self.journal.decision(restarted, flops)
+    def note_missing_lines(self, step: int, flops: int) -> bool:
+        """Journal Θ at a resume whose journal lacks lines. Returns whether it does.
+
+        Raises: UserError where a line is damaged.
+        """
+        if self.journal is None or self.journal.leads_to(self.state, self._measured_step):
+            return False
+        reason = "journal: lines are missing before this one"
+        # Without `_note`: other ranks enter no part here.
+        self.journal.decision(stall(step, reason, self.state, self.phase(step)), flops)
+        return True
 
     @property
     def _rank(self) -> int:

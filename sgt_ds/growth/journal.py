@@ -21,6 +21,8 @@ from sgt_ds.files import LineFile, fsync_directory, truncate
 from sgt_ds.growth.decision import OPERATOR, Decision
 from sgt_ds.growth.layers import layers_of_journal
 from sgt_ds.growth.lines import FORMAT, find_journal, read_journal
+from sgt_ds.growth.replay import continuity
+from sgt_ds.growth.state import State
 from sgt_ds.growth.statistics import Measurement, rows_to_json
 
 log = logging.getLogger(__name__)
@@ -175,6 +177,14 @@ class Journal:
         """Drop the lines past `step`, where a resumed run goes on. `frozen`: as in `kept_part`."""
         self._file.flush()
         self._file.cut(kept_part(self.path, step, frozen=frozen)[0])
+
+    def leads_to(self, state: State, step: int) -> bool:
+        """Whether its lines lead to Θ as it is at `step`. Raises: UserError where one is damaged."""
+        header, _ = read_journal(self.path, live=True)
+        if header is None:
+            return False
+        seen = continuity(self.path, header)
+        return seen.state == state and seen.last_step >= step
 
     def adopt(self, parent: Path, through: int) -> None:
         """Take over another run's measurements up to `through`, the step at which this one forks.

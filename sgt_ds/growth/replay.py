@@ -14,31 +14,60 @@ from sgt_ds.growth.state import State
 from sgt_ds.growth.statistics import EntropyAverage
 
 
-def first_gap(lines: Iterable[Line], initial: State) -> int | None:
-    """The step of the first decision that does not continue from what the one before left.
+class Continuity:
+    """Whether a run's journal is whole, seen line by line.
 
-    Lines are missing before it. None in a whole journal. `initial`: Θ at its beginning.
+    `initial`: Θ at its beginning. `entropy_every`: as in the run's settings.
     """
-    loops = loops_as_json(initial)
-    for line in lines:
+
+    def __init__(self, initial: State, entropy_every: int) -> None:
+        self.gap: int | None = None
+        """Step of the first line before which others are missing; None in a whole journal."""
+        self.state = initial
+        """Θ to which the lines so far lead."""
+        self.last_step = -1
+        """Of the newest line."""
+        self._every = entropy_every
+        self._awaited: int | None = entropy_every  # None: what a parent measured next is not known
+
+    def see(self, line: Line) -> None:
+        """Take in the next line."""
         if isinstance(line, DecisionLine):
-            if loops_as_json(line.decision.before) != loops:
-                return line.decision.step
-            loops = loops_as_json(line.decision.after)
-    return None
+            step, after = line.decision.step, line.decision.after
+            follows = loops_as_json(line.decision.before) == loops_as_json(self.state)
+            whole = follows and (self._awaited is None or step < self._awaited)
+            self.state = after
+        else:
+            step = line.step
+            whole = self._awaited is None or line.adopted or step <= self._awaited
+            self._awaited = None if line.adopted else (step // self._every + 1) * self._every
+        self.last_step = step
+        if not whole and self.gap is None:
+            self.gap = step
 
 
 def check_whole(path: Path, header: Header) -> None:
     """Raises: UserError where lines of the journal `path` are missing."""
-    initial = build_policy(header.method, header.growth, header.model).initial_state()
-    gap = first_gap(read_journal(path, live=True)[1], initial)
+    gap = continuity(path, header).gap
     if gap is not None:
         raise UserError(
             path,
             f"step {gap}",
-            "starts from loops that no earlier line explains; lines are missing; restore the "
-            "journal from a copy",
+            "lines before it are missing, so its growth cannot be derived from what is left; "
+            "restore the journal from a copy",
         )
+
+
+def continuity(path: Path, header: Header) -> Continuity:
+    """What the lines of a run's journal tell of what is missing among them.
+
+    Raises: UserError where a line is damaged.
+    """
+    policy = build_policy(header.method, header.growth, header.model)
+    seen = Continuity(policy.initial_state(), header.growth.entropy_every)
+    for line in read_journal(path, live=True)[1]:
+        seen.see(line)
+    return seen
 
 
 def decisions(

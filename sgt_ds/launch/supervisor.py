@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -200,10 +201,11 @@ def _run_once(
         meeting = f"{target.master_address}.{target.master_port}"
         launch_id = f"sgt.{meeting}.{os.environ.get('SLURM_JOB_ID', '0')}".replace(":", "-")
         record = replace(record, run_id=node_run_id(launch_id, target.node_rank))
-    if not target.node_rank:
-        write_record(run_dir, record)
     watch = Watch(run_dir, record.run_id)
-    watch.begin(first_host=not target.node_rank)
+    with _writing(run_dir):
+        if not target.node_rank:
+            write_record(run_dir, record)
+        watch.begin(first_host=not target.node_rank)
     _say(f"starting {_ranks_words(target)}; their logs are in {RunLayout(run_dir).logs}")
     child = _start(launch, record)
     forced = ""
@@ -243,14 +245,14 @@ def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
     arguments, hostfile = launch.arguments, control / "hostfile"
     address, port = master_address(target), target.master_port or free_ports(host="")
     if not target.local:
-        write_text_atomically(hostfile, format_hostfile(target.hosts))
-        resolved = control / "launch.yaml"
-        write_text_atomically(resolved, dump_run_config(launch.config))
+        resolved, variables = control / "launch.yaml", control / "deepspeed_env"
         arguments = [str(resolved)]
         environment[MASTER_ADDRESS_VARIABLE] = address
         environment[MASTER_PORT_VARIABLE] = str(port)
-        variables = control / "deepspeed_env"
-        write_environment_file(variables, forwarded_environment(environment))
+        with _writing(launch.config.run_dir):
+            write_text_atomically(hostfile, format_hostfile(target.hosts))
+            write_text_atomically(resolved, dump_run_config(launch.config))
+            write_environment_file(variables, forwarded_environment(environment))
         # DeepSpeed reads this file instead of the user's own, whose lines are in it already.
         environment["DS_ENV_FILE"] = str(variables)
     command = deepspeed_command(
@@ -275,17 +277,17 @@ def _wait(
 ) -> tuple[str, int]:
     """Wait until the launcher has ended. Returns why it must be killed, or '', and a status."""
     asked_at: float | None = None
-    seen = signals.count
+    seen, untold = signals.count, True
     while child.poll() is None:
         time.sleep(POLL_SECONDS)
         if asked_at is None and (signals.count or asked.is_set()):
             asked_at, seen = time.monotonic(), signals.count
-            asked.ask()
             _say(
                 f"stop requested: the ranks save and exit within {grace_seconds:.0f} s; "
                 "a second signal kills them at once"
             )
         if asked_at is not None:
+            untold = untold and not _is_told(asked)
             if signals.count > max(seen, 1):
                 why = "killed at once, as requested; unsaved progress is lost"
                 return why, 128 + signals.number
@@ -295,6 +297,15 @@ def _wait(
         if hang := watch.hang():
             return hang, 1
     return "", 0
+
+
+def _is_told(asked: StopAsked) -> bool:
+    """Ask the ranks to save and end. Returns whether it is written: a disk may refuse for a time."""
+    try:
+        asked.ask()
+    except OSError:
+        return False
+    return True
 
 
 def _await_ranks(record: RunRecord, signals: StopSignals, seconds: float = 5.0) -> None:
@@ -346,10 +357,21 @@ def _pause(seconds: float, signals: StopSignals, asked: StopAsked) -> None:
 def _end(run_dir: Path, status: int, reason: str) -> int:
     # A refused start has changed nothing of a run that was trained before.
     if status != BAD_INPUT or not RunLayout(run_dir).has_begun():
-        write_outcome(RunLayout(run_dir).control, status, reason)
+        with suppress(OSError):  # it is for people: the run itself ended as it did
+            write_outcome(RunLayout(run_dir).control, status, reason)
     if status != BAD_INPUT:  # the rank has said in one line what is wrong
         _say(reason)
     return status
+
+
+@contextmanager
+def _writing(run_dir: Path) -> Iterator[None]:
+    """Before any rank is started. Raises: UserError where the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot be written ({error.strerror}); free disk space and start again"
+        raise UserError(run_dir, "run_dir", message) from None
 
 
 def _say(text: str) -> None:

@@ -20,6 +20,7 @@ from sgt_ds.growth import (
     Measurement,
     State,
     build_policy,
+    continuity,
     find_journal,
     read_journal,
 )
@@ -90,13 +91,14 @@ class Start:
 class Planned:
     """What the FLOPs were planned to be.
 
-    `earliest`: growth at every window. `own`: with the growth that this run's entropies give.
+    `earliest`: growth at every window. `own`: with the growth that this run's entropies give; None
+    where the journal lacks lines.
     """
 
     recipe: Recipe
     parameters: int
     earliest: Outcome
-    own: Outcome
+    own: Outcome | None
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ def read_history(run_dir: Path, name: str | None = None) -> RunHistory:
     journal = _begun_journal(run_dir)
     if not layout.metrics.exists() and journal is None:
         message = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
+        if layout.is_there():
+            message = "has recorded nothing yet: no metrics and no growth; see logs"
         raise UserError(run_dir, None, message)
     rows: list[Row] = []
     for row in read_objects(layout.metrics):
@@ -200,7 +204,7 @@ def read_history(run_dir: Path, name: str | None = None) -> RunHistory:
         initial=initial,
         decisions=decisions,
         starts=_read_starts(layout.starts),
-        planned=None if journal is None or header is None else _planned(journal),
+        planned=None if journal is None or header is None else _planned(journal, header),
         settings=_text(layout.config),
         age_seconds=_age(path for path in (layout.metrics, journal) if path and path.exists()),
     )
@@ -305,8 +309,9 @@ def _take(entropies: Entropies, measurement: Measurement) -> None:
         entropies.variances[layer].append(variance)
 
 
-def _planned(journal: Path) -> Planned:
+def _planned(journal: Path, header: Header) -> Planned:
     recipe = recipe_of_journal(journal)
+    is_whole = continuity(journal, header).gap is None
     planned = plan(
         recipe.model,
         recipe.method,
@@ -314,10 +319,10 @@ def _planned(journal: Path) -> Planned:
         sequence_length=recipe.sequence_length,
         global_batch_size=recipe.global_batch_size,
         steps=recipe.steps,
-        journal=journal,
+        journal=journal if is_whole else None,
     )
-    parameters = parameter_count(recipe.model)
-    return Planned(recipe, parameters, planned.cases["earliest"], planned.outcome)
+    own = planned.outcome if is_whole else None
+    return Planned(recipe, parameter_count(recipe.model), planned.cases["earliest"], own)
 
 
 def _read_starts(path: Path) -> list[Start]:

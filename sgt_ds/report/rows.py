@@ -24,21 +24,20 @@ def read_objects(path: Path) -> list[Row]:
     except OSError as error:
         raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
     return [
-        parsed(path, f"line {number}", line)
+        parsed(path, number, line)
         for number, line in enumerate(whole.split(b"\n"), start=1)
         if line.strip()
     ]
 
 
-def parsed(path: Path, where: str | None, line: bytes) -> Row:
-    """One line's object. Raises: UserError naming `where` in the file."""
+def parsed(path: Path, number: int, line: bytes) -> Row:
+    """The object of a line. Raises: UserError naming the line, `number` in the file from 1 on."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        message = "is not a JSON object; resuming the run repairs a truncated file"
-        raise UserError(path, where, message)
+        raise UserError(path, f"line {number}", "is not a JSON object; correct or remove the line")
     return row
 
 

@@ -58,7 +58,7 @@ class DirectorySource:
     def __init__(self, run_dir: Path, access: Access) -> None:
         self._layout = RunLayout(run_dir)
         self._name = run_dir.resolve().name
-        self._offset = 0
+        self._offset = self._lines = 0
         self._rows: list[dict[str, Any]] = []
         self._journal: tuple[Header | None, list[Measurement], State | None] = (None, [], None)
         self._read_again = 0.0
@@ -66,10 +66,10 @@ class DirectorySource:
 
     def read(self) -> RunView:
         """The run as its files stand now."""
-        if not self._layout.metrics.exists() and not self._layout.journal.exists():
+        if not self._layout.metrics.exists() and not self._journal_has_begun():
             message = "holds neither metrics.jsonl nor growth.jsonl; give a run directory"
             if self._layout.is_there():
-                message = "has recorded nothing yet: no metrics.jsonl and no growth.jsonl; see logs"
+                message = "has recorded nothing yet: no metrics and no growth; see logs"
             raise UserError(self._layout.run_dir, None, message)
         self._read_rows()
         self._read_journal()
@@ -115,22 +115,24 @@ class DirectorySource:
         try:
             with path.open("rb") as stream:
                 if path.stat().st_size < self._offset:
-                    self._offset, self._rows = 0, []
+                    self._offset, self._lines, self._rows = 0, 0, []
                 stream.seek(self._offset)
                 whole, newline, _ = stream.read().rpartition(b"\n")
         except FileNotFoundError:
             return
         except OSError as error:
             raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
+        lines, before = whole.split(b"\n") if newline else [], self._lines
         self._offset += len(whole) + len(newline)
-        for line in whole.split(b"\n"):
+        self._lines += len(lines)
+        for number, line in enumerate(lines, start=before + 1):
             # A resume that grew past the old length before we looked: steps go back.
             if line.strip():
-                add_row(self._rows, parsed(path, None, line))
+                add_row(self._rows, parsed(path, number, line))
 
     def _read_journal(self) -> None:
         begun = time.monotonic()
-        if begun < self._read_again or not self._layout.journal.exists():
+        if begun < self._read_again or not self._journal_has_begun():
             return
         header, lines = read_journal(self._layout.journal, live=True)
         measured: list[Measurement] = []
@@ -145,6 +147,11 @@ class DirectorySource:
         self._journal = (header, measured, state)
         ended = time.monotonic()
         self._read_again = ended + (ended - begun) / READING_SHARE
+
+    def _journal_has_begun(self) -> bool:
+        """Whether anything is in it: a start makes it before it writes its first line."""
+        journal = self._layout.journal
+        return journal.exists() and journal.stat().st_size > 0
 
     def _outcome(self) -> Outcome | None:
         """How training ended; None while someone trains, or where no one said so."""

@@ -69,8 +69,10 @@ def write_beat(folder: Path, beat: Beat) -> float:
     try:
         temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
         temporary.replace(path)
-    except OSError:  # a full disk: that it lives can still be told
-        os.utime(path)
+    except OSError:
+        if not path.exists():
+            raise
+        os.utime(path)  # a full disk: that it lives can still be told
     return path.stat().st_mtime
 
 

@@ -37,10 +37,11 @@ from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.evaluation import build_evaluation
 from sgt_ds.training.faults import Requests
 from sgt_ds.training.heartbeat import Heartbeat
+from sgt_ds.training.lost_peers import lost_peers_told
 from sgt_ds.training.parts import StepParts
 from sgt_ds.training.resume import restore
 from sgt_ds.training.rollback import uncut_metrics
-from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
+from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging, writing
 from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.start import checked_start, load_start
 from sgt_ds.training.telemetry import start_telemetry
@@ -73,6 +74,7 @@ def run(
         ranks.on_main(lambda: held.enter_context(only_trainer(config.run_dir)))
         if ranks.is_main and not supervised:
             held.enter_context(_noted_failure(config))
+            held.enter_context(lost_peers_told(heartbeat))  # what is noted is the line that is told
         config = prepare(config, ranks, resuming=resuming)
         set_up_logging(config.run_dir, ranks.rank)
         trainer = build_trainer(config, ranks, config_file, heartbeat)
@@ -102,8 +104,9 @@ def _noted_failure(config: RunConfig) -> Iterator[None]:
     except SgtError as error:
         _note_end(config, 1, f"the run failed: {error}")
         raise
-    except Exception:
-        _note_end(config, 1, f"the run failed; {RunLayout(config.run_dir).logs} says why")
+    except Exception as error:
+        said = (f"{error}".splitlines() or [""])[0][:300]
+        _note_end(config, 1, f"the run failed: {type(error).__name__}: {said}")
         raise
 
 
@@ -170,7 +173,7 @@ def build_trainer(
         growth=growth,
         flops=FlopsCounter(config.model, config.data.sequence_length),
         telemetry=telemetry,
-        metrics=MetricsFile(layout.metrics) if ranks.is_main else None,
+        metrics=_metrics(layout, ranks),
         checkpoints=checkpoints,
         requests=Requests(layout, heartbeat),
         heartbeat=heartbeat,
@@ -237,7 +240,12 @@ def _growth(
 ) -> GrowthController:
     """The controller, with the run's journal on rank 0. Collective."""
     header, opened = journal_header(config, settled), list[Journal]()
-    ranks.on_main(lambda: opened.append(Journal.open_or_create(layout.journal, header)))
+
+    def open_it() -> None:
+        with writing(layout.journal):
+            opened.append(Journal.open_or_create(layout.journal, header))
+
+    ranks.on_main(open_it)
     return GrowthController(
         build_policy(config.method, settled, config.model),
         settled,
@@ -247,6 +255,18 @@ def _growth(
         device=ranks.device,
         writes=lambda: heartbeat.enter("report"),
     )
+
+
+def _metrics(layout: RunLayout, ranks: Ranks) -> MetricsFile | None:
+    """The run's metrics, open on rank 0. Collective."""
+    opened: list[MetricsFile] = []
+
+    def open_it() -> None:
+        with writing(layout.metrics):
+            opened.append(MetricsFile(layout.metrics))
+
+    ranks.on_main(open_it)
+    return opened[0] if ranks.is_main else None
 
 
 def _planned_overhead(config: RunConfig, settled: GrowthConfig) -> Callable[[int], float]:

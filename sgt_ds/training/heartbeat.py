@@ -182,6 +182,7 @@ class Heartbeat:
             # While this process or its whole machine was stopped, no one else waited for it either.
             seconds, then = min(now - then, 2 * self._every), now
             self._count_stuck(seconds)
+            self._launcher_watch.look_at_launchers()
             try:
                 self._write()
                 self._look_around(seconds)
@@ -209,7 +210,7 @@ class Heartbeat:
         told = heartbeats.written_at(self.folder / heartbeats.HANG_FILE)
         if told is not None and told >= self._born:
             os._exit(1)  # another rank, or the supervisor, has told it already
-        self._launcher_watch.look(seconds)
+        self._launcher_watch.look_at_supervisor(seconds)
 
     def _write(self) -> float:
         """Write where this rank stands. Returns the time, by the file system's clock."""

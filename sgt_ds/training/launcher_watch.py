@@ -49,8 +49,12 @@ class LauncherWatch:
         """Whether no one minds this rank any more."""
         return self.launcher_ended or self._silent_seconds > SUPERVISOR_SECONDS
 
-    def look(self, seconds: float) -> None:
-        """Look at them. `seconds`: since the last look.
+    def look_at_launchers(self) -> None:
+        """Look at the processes on this host. Asks no disk."""
+        self.launcher_ended |= bool(self._ends.poll(0))
+
+    def look_at_supervisor(self, seconds: float) -> None:
+        """Look for the supervisor's sign. `seconds`: since the last look.
 
         Raises: OSError where the folder does not answer.
         """
@@ -64,7 +68,6 @@ class LauncherWatch:
             if pid := heartbeats.supervisor_here(self._folder):
                 self._watch(islice(_launchers(pid), 1))
             self._seeks_supervisor = False
-        self.launcher_ended |= bool(self._ends.poll(0))
 
     def _watch(self, processes: Iterable[int]) -> None:
         """Have `look` see when one of them ends. `processes`: their pidfds."""

@@ -12,6 +12,7 @@ from sgt_ds import checkpoints
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import UserError
 from sgt_ds.training.engine import Ranks
+from sgt_ds.training.run_directory import writing
 from sgt_ds.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -31,15 +32,41 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     if forking:
         path = config.fork
     if path is None:
-        trainer.cut_back(-1)
+        _cut_back(trainer, ranks, -1)
         return None
-    engine, group = trainer.engine, ranks.host_group
     found = not forking and path != config.resume
+    state = _loaded(trainer, config, ranks, path, forking=forking, verified=found)
+    _cut_back(trainer, ranks, -1 if forking else trainer.clock.step)
+    if found:
+        trainer.checkpoints.resumed(path)
     if forking:
-        state = checkpoints.load_weights_only(engine, path, group=group)
+        _fork_growth(trainer, path, state)
+    else:
+        _tell_missing_lines(trainer)
+        _tell_float8(config.training.fp8, state, trainer.clock.step)
+    seconds = time.perf_counter() - started
+    if trainer.telemetry is not None:
+        trainer.telemetry.publish_load(seconds)
+    done = "forked from" if forking else "resumed"
+    log.info("%s %s at step %d, in %.1f s", done, path, trainer.clock.step, seconds)
+    return seconds
+
+
+def _loaded(
+    trainer: Trainer,
+    config: RunConfig,
+    ranks: Ranks,
+    path: Path,
+    *,
+    forking: bool,
+    verified: bool,
+) -> Mapping[str, Any]:
+    """Load a checkpoint into engine and trainer; returns what it holds beside the weights."""
+    if forking:
+        state = checkpoints.load_weights_only(trainer.engine, path, group=ranks.host_group)
     else:
         # A checkpoint that was looked for has been read whole; one that was named has not.
-        state = checkpoints.load(engine, path, group=group, verified=found)
+        state = checkpoints.load(trainer.engine, path, group=ranks.host_group, verified=verified)
     try:
         _check_counts(state)
         _check_data(trainer, config, path, state["data"])
@@ -53,36 +80,7 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
             "use another checkpoint",
             everywhere=True,
         ) from None
-    trainer.cut_back(-1 if forking else trainer.clock.step)
-    if found:
-        trainer.checkpoints.resumed(path)
-    if forking:
-        if loops := state["state"]["loops"]:
-            log.warning(
-                "fork: the loops of %s (layers %s) are not carried over; growth starts from "
-                "scratch",
-                path,
-                ", ".join(sorted(loops, key=int)),
-            )
-        _fork_growth(trainer, path, state["growth"])
-    growth, journal = trainer.growth, trainer.growth.journal
-    changed = growth.state != growth.policy.initial_state()
-    if journal is not None and journal.is_new and changed and not forking:
-        log.warning(
-            "%s is missing; a new journal starts at step %d and lacks the history of the current "
-            "loops. If you have a copy, stop, restore it and resume",
-            journal.path,
-            trainer.clock.step,
-        )
-        growth.note_lost_journal(trainer.clock.step, trainer.flops.total)
-    if not forking:
-        _tell_float8(config.training.fp8, state, trainer.clock.step)
-    seconds = time.perf_counter() - started
-    if trainer.telemetry is not None:
-        trainer.telemetry.publish_load(seconds)
-    done = "forked from" if forking else "resumed"
-    log.info("%s %s at step %d, in %.1f s", done, path, trainer.clock.step, seconds)
-    return seconds
+    return state
 
 
 def _tell_float8(now: bool, state: Mapping[str, Any], step: int) -> None:
@@ -96,6 +94,35 @@ def _tell_float8(now: bool, state: Mapping[str, Any], step: int) -> None:
         return
     if now is not before:
         log.warning("training.fp8: %s from step %d on, unlike before", f"{now}".lower(), step)
+
+
+def _cut_back(trainer: Trainer, ranks: Ranks, step: int) -> None:
+    """Drop what the run's files hold past `step`. Collective."""
+
+    def cut() -> None:
+        with writing(trainer.config.run_dir):
+            trainer.cut_back(step)
+
+    ranks.on_main(cut)
+
+
+def _tell_missing_lines(trainer: Trainer) -> None:
+    """Say where the journal does not lead to where the run is; a replay would be wrong."""
+    step, journal = trainer.clock.step, trainer.growth.journal
+    try:
+        if journal is None or not trainer.growth.note_missing_lines(step, trainer.flops.total):
+            return
+    except UserError as error:
+        log.warning("%s", error)
+        return
+    what = "is missing; a new journal starts" if journal.is_new else "lacks lines; it goes on"
+    log.warning(
+        "%s %s at step %d without the whole history of its growth. If you have a copy, stop, "
+        "restore it and resume",
+        journal.path,
+        what,
+        step,
+    )
 
 
 def _check_counts(state: Mapping[str, Any]) -> None:
@@ -133,9 +160,15 @@ def _own_checkpoint(config: RunConfig, ranks: Ranks, resuming: bool) -> Path | N
     return None if found is None else found.path
 
 
-def _fork_growth(trainer: Trainer, path: Path, growth: Mapping[str, Any]) -> None:
+def _fork_growth(trainer: Trainer, path: Path, state: Mapping[str, Any]) -> None:
     """The parent's entropies with this run's own policy, as if it had grown so all along."""
-    trainer.growth.fork(growth)
+    if loops := state["state"]["loops"]:
+        log.warning(
+            "fork: the loops of %s (layers %s) are not carried over; growth starts from scratch",
+            path,
+            ", ".join(sorted(loops, key=int)),
+        )
+    trainer.growth.fork(state["growth"])
     if trainer.growth.journal is not None:
         parent = RunLayout(path.resolve().parent.parent).journal
         trainer.growth.journal.adopt(parent, trainer.clock.step)

@@ -40,15 +40,41 @@ def only_trainer(run_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """For a start, which has nothing to lose yet. Raises: UserError where the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        message = (
+            f"cannot be written ({error.strerror}); free disk space, or choose another run_dir"
+        )
+        raise UserError(path, None, message) from None
+
+
+class _LogFile(logging.FileHandler):
+    """A log whose lines a full disk may cost; what cannot be written is no reason for more text."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Leave the line out where the disk refused it."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def set_up_logging(run_dir: Path, rank: int) -> logging.Logger:
-    """Log of this rank: a file of its own, and the terminal as well on rank 0."""
+    """Log of this rank: a file of its own, and the terminal as well on rank 0.
+
+    Raises: UserError where the file cannot be written.
+    """
     logger = logging.getLogger("sgt_ds")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
-    to_file = logging.FileHandler(RunLayout(run_dir).logs / f"rank-{rank:05d}.log")
+    path = RunLayout(run_dir).logs / f"rank-{rank:05d}.log"
+    with writing(path):
+        to_file = _LogFile(path)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(to_file)
     to_terminal = logging.StreamHandler(sys.stdout)
@@ -59,17 +85,30 @@ def set_up_logging(run_dir: Path, rank: int) -> logging.Logger:
 
 
 def kept_rows(path: Path, step: int) -> int:
-    """Bytes of metrics.jsonl up to `step`: to the first row past it, or torn."""
-    keep = 0
+    """Bytes of metrics.jsonl up to `step`: to the first row past it, or to a torn end.
+
+    A damaged row before good ones stays: what was written after it is no less true.
+    """
+    keep = end = 0
     with path.open("rb") as stream:
         for line in stream:
-            try:
-                if json.loads(line)["step"] > step or not line.endswith(b"\n"):
-                    break
-            except (ValueError, TypeError, LookupError, RecursionError):
+            end += len(line)
+            at = _step_of(line)
+            if at is None:
+                continue
+            if at > step:
                 break
-            keep += len(line)
+            keep = end
     return keep
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a whole row; None where it is torn or damaged."""
+    try:
+        at = json.loads(line)["step"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return at if isinstance(at, int) and line.endswith(b"\n") else None
 
 
 class MetricsFile:

@@ -135,11 +135,13 @@ def overhead_plot(run: RunHistory) -> Markup | None:
     if run.planned is not None:
         end = max(run.last_step, 1)
         steps = [end * index / 200 for index in range(1, 201)]
-        plans: tuple[tuple[str, Outcome, int, Form], ...] = (
+        plans: tuple[tuple[str, Outcome | None, int, Form], ...] = (
             ("planned, growth at every window", run.planned.earliest, 1, "dashed"),
             ("planned, with this run's growth", run.planned.own, 2, "dotted"),
         )
         for name, outcome, colour, form in plans:
+            if outcome is None:
+                continue
             planned = [outcome.overhead_at(max(1, round(step))) for step in steps]
             whole = [float(max(1, round(step))) for step in steps]
             series.append(Series(name, whole, planned, colour, form))

@@ -48,13 +48,15 @@ def planned_and_measured(run: RunHistory) -> Markup | None:
         return None
     recipe, newest = run.planned.recipe, run.updates[-1]
     vanilla = newest.step * recipe.global_batch_size * recipe.sequence_length
-    vanilla *= run.planned.own.vanilla_flops_per_token
+    vanilla *= run.planned.earliest.vanilla_flops_per_token
     outcomes = (
         ("planned, growth at every window", run.planned.earliest),
         ("planned, with this run's growth", run.planned.own),
     )
     rows = []
     for name, outcome in outcomes:
+        if outcome is None:
+            continue
         overhead = outcome.overhead_at(newest.step)
         rows.append(
             (
