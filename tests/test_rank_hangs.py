@@ -103,7 +103,7 @@ def test_a_lost_journal_is_noted_in_a_part_that_rank_0_alone_enters(
     assert "growth.jsonl is missing; a new journal starts at step 6 " in told
     noted, *later = [line for line in runs.journal_lines(run) if line["type"] == "decision"]
     assert (noted["step"], noted["rule"]) == (6, "stall")
-    assert noted["reason"] == "journal: restarted here"
+    assert noted["reason"] == "journal: lines are missing before this one"
     assert [line["step"] for line in later] == [8, 10, 12], "growth goes on, and is journalled"
     beats = [beat for beat, _ in heartbeats.read_beats(signs_of_life(run))]
     assert [(beat.rank, beat.end) for beat in beats] == [(0, "done"), (1, "done")]
