@@ -43,6 +43,8 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     try:
         _check_counts(state)
         _check_data(trainer, config, path, state["data"])
+        if forking:
+            state["batches"] = _batches_of_fork(state, config.training.global_batch_size)
         trainer.load_state_dict(state)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         # All ranks read the same file, and meet the same error.
@@ -83,6 +85,19 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     done = "forked from" if forking else "resumed"
     log.info("%s %s at step %d, in %.1f s", done, path, trainer.clock.step, seconds)
     return seconds
+
+
+def _batches_of_fork(state: Mapping[str, Any], batch_size: int) -> int:
+    """Global batches of this run's size that hold what the parent read.
+
+    Rounded up: fewer sequences than a batch are left out, and none is read twice.
+    """
+    batches: int = state["batches"]
+    try:
+        parent_size = int(state["config"]["training"]["global_batch_size"])
+    except (KeyError, TypeError, AttributeError):  # of something else than a run
+        return batches
+    return -(-batches * parent_size // batch_size)
 
 
 def _tell_float8(now: bool, state: Mapping[str, Any], step: int) -> None:
