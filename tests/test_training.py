@@ -134,6 +134,23 @@ def test_a_fork_with_another_batch_size_reads_sequences_twice_or_leaves_some_out
         assert read_state(checkpoint)["tokens"] == (4 * 8 + size) * 64
 
 
+def test_a_fork_with_another_moving_average_decides_from_its_parents(
+    tmp_path: Path, data: Path
+) -> None:
+    parent = runs.write_run(tmp_path / "parent.yaml", data, method="vanilla", training={"steps": 4})
+    checkpoint = tmp_path / "parent" / "checkpoints" / "step-00000004"
+    forked = runs.write_run(
+        tmp_path / "forked.yaml",
+        data,
+        fork=str(checkpoint),
+        growth={"entropy_ema": 0.9},
+        training={"steps": 5},
+    )
+    for run in (parent, forked):
+        runs.run_to_end(runs.single(run))
+    assert runs.check_replay(tmp_path / "forked") == ["activate"]
+
+
 def test_a_fork_loses_the_loops_of_its_parent_without_a_word_or_does_not_replay(
     tmp_path: Path, data: Path, uninterrupted: Path
 ) -> None:

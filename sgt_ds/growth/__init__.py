@@ -34,7 +34,7 @@ from sgt_ds.growth.policy import POLICIES, Policy, build_policy, check_method
 from sgt_ds.growth.replay import change_as_json, check_whole, decisions, first_gap, replay
 from sgt_ds.growth.requests import request_freeze
 from sgt_ds.growth.state import VANILLA, Loop, Scope, State
-from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
+from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement, averaged
 from sgt_ds.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ __all__ = [
     "Rule",
     "Scope",
     "State",
+    "averaged",
     "build_policy",
     "change_as_json",
     "check_method",

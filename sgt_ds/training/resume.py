@@ -11,6 +11,7 @@ from typing import Any
 from sgt_ds import checkpoints
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import UserError
+from sgt_ds.growth import averaged
 from sgt_ds.training.engine import Ranks
 from sgt_ds.training.trainer import Trainer
 
@@ -149,10 +150,17 @@ def _own_checkpoint(config: RunConfig, ranks: Ranks, resuming: bool) -> Path | N
 
 
 def _fork_growth(trainer: Trainer, path: Path, growth: Mapping[str, Any]) -> None:
-    """The parent's entropies with this run's own policy, as if it had grown so all along."""
-    trainer.growth.fork(growth)
-    if trainer.growth.journal is not None:
-        parent = RunLayout(path.resolve().parent.parent).journal
-        trainer.growth.journal.adopt(parent, trainer.clock.step)
+    """The parent's entropies with this run's own policy, as if it had grown so all along.
+
+    They are averaged anew: the parent may have had another `entropy_ema`.
+    """
+
+    def inherited() -> Mapping[str, Any]:
+        journal, parent = trainer.growth.journal, RunLayout(path.resolve().parent.parent).journal
+        measured = journal.adopt(parent, trainer.clock.step) if journal is not None else []
+        ema = trainer.config.growth.entropy_ema
+        return {**growth, **averaged(measured, ema)} if measured else growth
+
+    trainer.growth.fork(trainer.ranks.from_main(inherited))
     # A window that falls on the very step of the fork is decided before the next update.
     trainer.decide()
