@@ -188,6 +188,24 @@ def test_a_fork_takes_weights_and_optimizer_and_nothing_else(
     assert lines[0] == {"forked": 0, "digest": digests(whole[1])[-1]}
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_fork_trains_with_the_optimizer_settings_of_its_parent(
+    tmp_path: Path, stage: int
+) -> None:
+    run(tmp_path / "parent", 1, steps=1, every=1, stage=stage)
+    lines = run(
+        tmp_path / "fork",
+        1,
+        steps=0,
+        every=1,
+        stage=stage,
+        fork=str(tmp_path / "parent" / "step-00000001"),
+        decay=0.5,
+        adam={"betas": [0.8, 0.99], "eps": 1e-6},
+    )
+    assert lines[1] == {"adam": [[1e-2, [0.8, 0.99], 1e-6, decay] for decay in (0.5, 0.0)]}
+
+
 def test_another_architecture_is_refused_with_its_first_difference(copy: Path) -> None:
     [rank] = start(copy, 1, steps=12, every=3, load="newest", width=38)
     _, err = rank.communicate(timeout=240)

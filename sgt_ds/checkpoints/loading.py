@@ -84,17 +84,29 @@ def load(engine: Any, path: Path, *, group: Any = None, verified: bool = False) 
 def load_weights_only(engine: Any, path: Path, *, group: Any = None) -> dict[str, Any]:
     """Restore weights and optimizer from another run's checkpoint, and nothing else: a fork.
 
-    DeepSpeed's step counters start at 0; random state, clipping and schedule stay the engine's.
+    DeepSpeed's step counters start at 0; random state, schedule, clipping and the optimizer's
+    settings (weight decay, betas, …) stay the engine's.
     Returns state.json of the other run. Raises: as `load`.
     """
     with being_read(path):
         state = _checked_state(engine, path, group)
         clip = getattr(engine.optimizer, "clip_grad", None)
+        settings = _optimizer_settings(engine)
         _restore(engine, path, state["world_size"], group, scheduler=False)
     if clip is not None:
         engine.optimizer.clip_grad = clip
+    for parameters, own in zip(engine.optimizer.param_groups, settings, strict=True):
+        parameters.update(own)
     engine.global_steps = engine.global_samples = engine.skipped_steps = 0
     return state
+
+
+def _optimizer_settings(engine: Any) -> list[dict[str, Any]]:
+    """Of each parameter group: everything but the parameters."""
+    return [
+        {name: value for name, value in parameters.items() if name != "params"}
+        for parameters in engine.optimizer.param_groups
+    ]
 
 
 def _checked_state(
