@@ -1,7 +1,7 @@
 """One rank of a small DeepSpeed run that saves and loads: what test_checkpoints.py starts.
 
 Arguments: the folder of checkpoints, and JSON: steps, every, keep_last; load, fork: what to start
-from; width; stage; decay, adam: settings of the optimizer; fail: [rank, step] that meets a full
+from; width; stage; bf16; decay, adam: settings of the optimizer; fail: [rank, step] that meets a full
 disk; background: save as a run does.
 Prints one JSON line a step, and digests of weights and optimizer.
 """
@@ -63,6 +63,7 @@ def build(settings: dict[str, Any], world_size: int) -> Any:
         "train_batch_size": BATCH,
         "train_micro_batch_size_per_gpu": BATCH // world_size,
         "zero_optimization": {"stage": settings.get("stage", 2)},
+        "bf16": {"enabled": settings.get("bf16", False)},
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 1.0,
         "steps_per_print": 10**9,

@@ -22,6 +22,9 @@ from sgt_ds.errors import UserError
 
 log = logging.getLogger(__name__)
 
+# What names of ZeRO's files begin with where the model is bf16. DeepSpeed 0.19, `engine.py`.
+_BF16 = "bf16_zero_"
+
 # What contents of another form than expected raise, here or inside DeepSpeed.
 _MISSHAPEN = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError),
@@ -129,10 +132,25 @@ def _checked_state(
                 f"was saved under ZeRO-{state.get('zero_stage')} and this run has {stage}; "
                 "use the same stage in the DeepSpeed file",
             )
+        if stage:
+            _check_precision(engine, path)
     except UserError as fault:
         error = fault
     agree_on_input(error, group)
     return state
+
+
+def _check_precision(engine: Any, path: Path) -> None:
+    """Raises: UserError where ZeRO's files, which bear it in their names, are of another one."""
+    saved, own = any(path.glob(f"{_BF16}*")), bool(engine.bfloat16_enabled())
+    if saved is not own:
+        names = {True: "bf16", False: "fp32"}
+        raise UserError(
+            path,
+            "precision",
+            f"was saved in {names[saved]} and this run trains in {names[own]}; use a DeepSpeed "
+            "file with the same precision",
+        )
 
 
 def _check_shape(path: Path, state: dict[str, Any], wanted: dict[str, list[int]]) -> None:
