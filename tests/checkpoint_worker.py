@@ -1,7 +1,8 @@
 """One rank of a small DeepSpeed run that saves and loads: what test_checkpoints.py starts.
 
 Arguments: the folder of checkpoints, and JSON: steps, every, keep_last; load, fork: what to start
-from; width; stage; fail: [rank, step] that meets a full disk; background: save as a run does.
+from; width; stage; bf16; decay, adam: settings of the optimizer; fail: [rank, step] that meets a full
+disk; background: save as a run does.
 Prints one JSON line a step, and digests of weights and optimizer.
 """
 
@@ -32,6 +33,8 @@ BATCH = 8
 
 def digest(engine: Any) -> str:
     """Of all master weights and moments, joined over the ranks and without their padding."""
+    if engine.zero_optimization_stage() == 0:  # no partitions
+        return ""
     zero, content = engine.optimizer, hashlib.sha256()
     for index, master in enumerate(zero.single_partition_of_fp32_groups):
         lean = master.numel() - zero.groups_padding[index]
@@ -51,21 +54,22 @@ def build(settings: dict[str, Any], world_size: int) -> Any:
     model = torch.nn.Sequential(
         torch.nn.Linear(9, width), torch.nn.Dropout(0.1), torch.nn.Linear(width, 9)
     )
+    decay = settings.get("decay", 0.1)
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": decay},
         {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
     config = {
         "train_batch_size": BATCH,
         "train_micro_batch_size_per_gpu": BATCH // world_size,
         "zero_optimization": {"stage": settings.get("stage", 2)},
+        "bf16": {"enabled": settings.get("bf16", False)},
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 1.0,
         "steps_per_print": 10**9,
     }
-    return deepspeed.initialize(
-        model=model, optimizer=torch.optim.AdamW(groups, lr=1e-2), config=config
-    )[0]
+    adam = torch.optim.AdamW(groups, lr=1e-2, **settings.get("adam", {}))
+    return deepspeed.initialize(model=model, optimizer=adam, config=config)[0]
 
 
 @contextmanager
@@ -96,6 +100,9 @@ def main(directory: Path, settings: dict[str, Any]) -> None:
     elif "fork" in settings:
         checkpoints.load_weights_only(engine, Path(settings["fork"]), group=group)
         say(rank, forked=engine.global_steps, digest=digest(engine))
+        names = ("lr", "betas", "eps", "weight_decay")
+        groups = engine.optimizer.param_groups
+        say(rank, adam=[[group[name] for name in names] for group in groups])
     while step < settings["steps"]:
         data = torch.randn(BATCH, 9, generator=torch.Generator().manual_seed(step))
         mine = data[rank * BATCH // world_size : (rank + 1) * BATCH // world_size]

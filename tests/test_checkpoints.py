@@ -188,6 +188,37 @@ def test_a_fork_takes_weights_and_optimizer_and_nothing_else(
     assert lines[0] == {"forked": 0, "digest": digests(whole[1])[-1]}
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_fork_trains_with_the_optimizer_settings_of_its_parent(
+    tmp_path: Path, stage: int
+) -> None:
+    run(tmp_path / "parent", 1, steps=1, every=1, stage=stage)
+    lines = run(
+        tmp_path / "fork",
+        1,
+        steps=0,
+        every=1,
+        stage=stage,
+        fork=str(tmp_path / "parent" / "step-00000001"),
+        decay=0.5,
+        adam={"betas": [0.8, 0.99], "eps": 1e-6},
+    )
+    assert lines[1] == {"adam": [[1e-2, [0.8, 0.99], 1e-6, decay] for decay in (0.5, 0.0)]}
+
+
+def test_a_checkpoint_of_another_precision_is_called_damaged(
+    tmp_path: Path, whole: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    saved = whole[0] / "step-00000012"
+    [rank] = start(tmp_path, 1, steps=0, every=1, fork=str(saved), bf16=True)
+    _, err = rank.communicate(timeout=240)
+    assert rank.returncode == 2
+    assert (
+        f"{saved}: precision: was saved in fp32 and this run trains in bf16; use a DeepSpeed file "
+        "with the same precision" in err
+    )
+
+
 def test_another_architecture_is_refused_with_its_first_difference(copy: Path) -> None:
     [rank] = start(copy, 1, steps=12, every=3, load="newest", width=38)
     _, err = rank.communicate(timeout=240)

@@ -73,8 +73,8 @@ def test_another_precision_passes_for_a_missing_file(tmp_path: Path) -> None:
     bf16 = Path(__file__).parents[1] / "ds_configs" / "zero2_bf16_cpu.json"
     said = runs.run_to_end(runs.single(file, f"deepspeed={bf16}"), expect=2)
     assert said.splitlines()[-1] == (
-        f"sgt-ds train: {saved / 'step-00000001'}: was saved in fp32 and this run trains in bf16; "
-        "use the same precision in the DeepSpeed file"
+        f"sgt-ds train: {saved / 'step-00000001'}: precision: was saved in fp32 and this run "
+        "trains in bf16; use a DeepSpeed file with the same precision"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import runs
 
+from sgt_ds.checkpoints import read_state
 from sgt_ds.cli import main
 from sgt_ds.report import read_history
 
@@ -112,6 +113,42 @@ def test_a_run_forked_from_vanilla_equals_one_that_grew_all_along(
     # And until growth begins, the method changes nothing at all.
     of_vanilla = runs.losses(tmp_path / "vanilla")
     assert all(of_vanilla[step] == of_grown[step] for step in range(1, 5))
+
+
+def test_a_fork_with_another_batch_size_reads_sequences_twice_or_leaves_some_out(
+    tmp_path: Path, data: Path
+) -> None:
+    parent = runs.write_run(tmp_path / "parent.yaml", data, method="vanilla", training={"steps": 4})
+    runs.run_to_end(runs.single(parent))
+    # 4 × 8 sequences are read: three batches of 12 hold them, two of 16 exactly.
+    for size, batches in ((12, 3), (16, 2), (4, 8)):
+        forked = runs.write_run(
+            tmp_path / f"forked-{size}.yaml",
+            data,
+            fork=str(tmp_path / "parent" / "checkpoints" / "step-00000004"),
+            training={"steps": 5, "global_batch_size": size, "micro_batch_size": 4},
+        )
+        runs.run_to_end(runs.single(forked))
+        checkpoint = tmp_path / f"forked-{size}" / "checkpoints" / "step-00000005"
+        assert read_state(checkpoint)["batches"] == batches + 1
+        assert read_state(checkpoint)["tokens"] == (4 * 8 + size) * 64
+
+
+def test_a_fork_with_another_moving_average_decides_from_its_parents(
+    tmp_path: Path, data: Path
+) -> None:
+    parent = runs.write_run(tmp_path / "parent.yaml", data, method="vanilla", training={"steps": 4})
+    checkpoint = tmp_path / "parent" / "checkpoints" / "step-00000004"
+    forked = runs.write_run(
+        tmp_path / "forked.yaml",
+        data,
+        fork=str(checkpoint),
+        growth={"entropy_ema": 0.9},
+        training={"steps": 5},
+    )
+    for run in (parent, forked):
+        runs.run_to_end(runs.single(run))
+    assert runs.check_replay(tmp_path / "forked") == ["activate"]
 
 
 def test_a_fork_loses_the_loops_of_its_parent_without_a_word_or_does_not_replay(

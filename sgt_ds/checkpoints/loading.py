@@ -22,6 +22,9 @@ from sgt_ds.errors import UserError
 
 log = logging.getLogger(__name__)
 
+# What names of ZeRO's files begin with where the model is bf16. DeepSpeed 0.19, `engine.py`.
+_BF16 = "bf16_zero_"
+
 # What contents of another form than expected raise, here or inside DeepSpeed.
 _MISSHAPEN = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError),
@@ -84,17 +87,29 @@ def load(engine: Any, path: Path, *, group: Any = None, verified: bool = False) 
 def load_weights_only(engine: Any, path: Path, *, group: Any = None) -> dict[str, Any]:
     """Restore weights and optimizer from another run's checkpoint, and nothing else: a fork.
 
-    DeepSpeed's step counters start at 0; random state, clipping and schedule stay the engine's.
+    DeepSpeed's step counters start at 0; random state, schedule, clipping and the optimizer's
+    settings (weight decay, betas, …) stay the engine's.
     Returns state.json of the other run. Raises: as `load`.
     """
     with being_read(path):
         state = _checked_state(engine, path, group)
         clip = getattr(engine.optimizer, "clip_grad", None)
+        settings = _optimizer_settings(engine)
         _restore(engine, path, state["world_size"], group, scheduler=False)
     if clip is not None:
         engine.optimizer.clip_grad = clip
+    for parameters, own in zip(engine.optimizer.param_groups, settings, strict=True):
+        parameters.update(own)
     engine.global_steps = engine.global_samples = engine.skipped_steps = 0
     return state
+
+
+def _optimizer_settings(engine: Any) -> list[dict[str, Any]]:
+    """Of each parameter group: everything but the parameters."""
+    return [
+        {name: value for name, value in parameters.items() if name != "params"}
+        for parameters in engine.optimizer.param_groups
+    ]
 
 
 def _checked_state(
@@ -117,20 +132,25 @@ def _checked_state(
                 f"was saved under ZeRO-{state.get('zero_stage')} and this run has {stage}; "
                 "use the same stage in the DeepSpeed file",
             )
-        _check_precision(path, is_bf16=bool(engine.bfloat16_enabled()))
+        if stage:
+            _check_precision(engine, path)
     except UserError as fault:
         error = fault
     agree_on_input(error, group)
     return state
 
 
-def _check_precision(path: Path, *, is_bf16: bool) -> None:
-    """Raises: UserError where the run that saved was in bf16 and this one is not, or the reverse."""
-    was_bf16 = any(path.glob("bf16_zero_pp_rank_*"))
-    if was_bf16 != is_bf16 and (was_bf16 or any(path.glob("zero_pp_rank_*"))):
-        there, here = ("bf16", "fp32") if was_bf16 else ("fp32", "bf16")
-        message = f"was saved in {there} and this run trains in {here}"
-        raise UserError(path, None, f"{message}; use the same precision in the DeepSpeed file")
+def _check_precision(engine: Any, path: Path) -> None:
+    """Raises: UserError where ZeRO's files, which bear it in their names, are of another one."""
+    saved, own = any(path.glob(f"{_BF16}*")), bool(engine.bfloat16_enabled())
+    if saved is not own:
+        names = {True: "bf16", False: "fp32"}
+        raise UserError(
+            path,
+            "precision",
+            f"was saved in {names[saved]} and this run trains in {names[own]}; use a DeepSpeed "
+            "file with the same precision",
+        )
 
 
 def _check_shape(path: Path, state: dict[str, Any], wanted: dict[str, list[int]]) -> None:

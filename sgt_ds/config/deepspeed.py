@@ -155,7 +155,10 @@ def _quiet_timers(path: Path, values: dict[str, Any]) -> None:
 
 
 def _guard_bf16(path: Path, values: dict[str, Any]) -> None:
-    """Sums in fp32, and no inf gradient. Raises: UserError where the JSON gives that up."""
+    """Sums of micro-batches in fp32, and no inf gradient. What the ranks sum, the JSON says.
+
+    Raises: UserError where the JSON gives that up.
+    """
     if _stage(values) == 0:
         raise UserError(
             path,

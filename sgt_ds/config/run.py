@@ -117,7 +117,7 @@ class OptimizerConfig(Section):
     warmup_steps: NonNegativeInt = 250
     """Updates over which the learning rate rises from 0."""
     final_lr_ratio: Ratio = 0.1
-    """Learning rate of the last update, as a share of the peak."""
+    """What the learning rate falls to after the last update, as a share of the peak."""
 
 
 class CheckpointConfig(Section):

@@ -41,7 +41,7 @@ from sgt_ds.growth.replay import (
 )
 from sgt_ds.growth.requests import request_freeze
 from sgt_ds.growth.state import VANILLA, Loop, Scope, State
-from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement
+from sgt_ds.growth.statistics import Entropy, EntropyAverage, Measurement, averaged
 from sgt_ds.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ __all__ = [
     "Rule",
     "Scope",
     "State",
+    "averaged",
     "build_policy",
     "change_as_json",
     "check_method",

@@ -30,8 +30,6 @@ from sgt_ds.growth.statistics import (
     Entropy,
     EntropyAverage,
     measurement_of,
-    rows_from_json,
-    rows_to_json,
 )
 
 log = logging.getLogger(__name__)
@@ -230,13 +228,7 @@ class GrowthController:
             "hash": self.state.digest(),
             "average": self._average.state_dict(),
             "measured_step": self._measured_step,
-            "latest": None
-            if self.entropy is None
-            else {
-                "mean": rows_to_json(self.entropy.mean),
-                "stderr": rows_to_json(self.entropy.stderr),
-                "sequences": self.entropy.sequences,
-            },
+            "latest": None if self.entropy is None else self.entropy.as_json(),
             "frozen_from": self._frozen_from,
             "not_finite": self.not_finite,
         }
@@ -247,14 +239,7 @@ class GrowthController:
         self._average.load_state_dict(values["average"])
         self._measured_step = int(values["measured_step"])
         latest = values["latest"]
-        self.entropy = None
-        if latest is not None:
-            mean, stderr = rows_from_json(latest["mean"]), rows_from_json(latest["stderr"])
-            self.entropy = Entropy(
-                tuple(tuple(heads) for heads in mean or ()),
-                tuple(tuple(heads) for heads in stderr or ()),
-                int(latest["sequences"]),
-            )
+        self.entropy = None if latest is None else Entropy.from_json(latest)
         self._frozen_from = values["frozen_from"]
         self.not_finite = int(values.get("not_finite", 0))
         self._queue.clear()

@@ -186,18 +186,23 @@ class Journal:
         seen = continuity(self.path, header)
         return seen.state == state and seen.last_step >= step
 
-    def adopt(self, parent: Path, through: int) -> None:
+    def adopt(self, parent: Path, through: int) -> list[Measurement]:
         """Take over another run's measurements up to `through`, the step at which this one forks.
 
         The moving average at the fork comes from them: with them this journal replays by itself.
         What lies before `through` is marked: this run decided nothing there.
-        Raises: UserError where the parent's journal is damaged.
+        Returns them. Raises: UserError where the parent's journal is damaged.
         """
         _, lines = read_journal(parent, live=True)
-        for line in lines:
-            if isinstance(line, Measurement) and line.step <= through:
-                self.measure(replace(line, adopted=line.step < through))
+        taken = [
+            replace(line, adopted=line.step < through)
+            for line in lines
+            if isinstance(line, Measurement) and line.step <= through
+        ]
+        for measurement in taken:
+            self.measure(measurement)
         self._file.flush()
+        return taken
 
     def close(self) -> None:
         """Write what was noted and close the file."""

@@ -7,7 +7,7 @@ down: shortest float32 text, NaN (`null` in JSON) where not finite. Paper, eq. 4
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,24 @@ class Entropy:
     def first_not_finite(self) -> tuple[int, int] | None:
         """The first (layer, head) without a finite mean, or None."""
         return _first_not_finite(self.mean)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "mean": rows_to_json(self.mean),
+            "stderr": rows_to_json(self.stderr),
+            "sequences": self.sequences,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Entropy:
+        """The entropy that `as_json` described. Raises: KeyError, TypeError, ValueError."""
+        mean, stderr = rows_from_json(values["mean"]), rows_from_json(values["stderr"])
+        return cls(
+            tuple(tuple(heads) for heads in mean or ()),
+            tuple(tuple(heads) for heads in stderr or ()),
+            int(values["sequences"]),
+        )
 
 
 def measurement_of(step: int, sums: npt.NDArray[np.float64]) -> Measurement:
@@ -129,6 +147,18 @@ class EntropyAverage:
         """Go on from what `state_dict` gave."""
         self._mean = rows_from_json(values["mean"])
         self._variance = rows_from_json(values["variance"])
+
+
+def averaged(measurements: Iterable[Measurement], ema: float) -> dict[str, Any]:
+    """What a controller that averages so keeps of these measurements; see its `state_dict`."""
+    average, entropy, step = EntropyAverage(ema), None, -1
+    for measurement in measurements:
+        entropy, step = average.update(measurement), measurement.step
+    return {
+        "average": average.state_dict(),
+        "measured_step": step,
+        "latest": None if entropy is None else entropy.as_json(),
+    }
 
 
 def rows_to_json(rows: Sequence[Sequence[float]] | None) -> list[list[float | None]] | None:

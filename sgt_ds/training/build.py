@@ -32,7 +32,7 @@ from sgt_ds.growth import (
 from sgt_ds.model import Transformer, float8_fault
 from sgt_ds.telemetry import peak_flops, write_outcome
 from sgt_ds.training.compiling import CompileCache
-from sgt_ds.training.engine import Ranks, build_engine
+from sgt_ds.training.engine import Ranks, build_engine, say_what_sums_lose
 from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.evaluation import build_evaluation
 from sgt_ds.training.faults import Requests
@@ -151,6 +151,7 @@ def build_trainer(
     heartbeat.enter("start")
     loader = _loader(config, ranks)
     _say_that_float8_is_slow(config, ranks)
+    say_what_sums_lose(engine, ranks.world_size, config.deepspeed)
     _say_what_data_imply(config, loader, ranks)
     growth = _growth(config, settled, layout, ranks, heartbeat)
     planned_overhead = _planned_overhead(config, settled)

@@ -11,6 +11,7 @@ from typing import Any
 from sgt_ds import checkpoints
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import UserError
+from sgt_ds.growth import averaged
 from sgt_ds.training.engine import Ranks
 from sgt_ds.training.run_directory import writing
 from sgt_ds.training.trainer import Trainer
@@ -70,6 +71,8 @@ def _loaded(
     try:
         _check_counts(state)
         _check_data(trainer, config, path, state["data"])
+        if forking:
+            state["batches"] = _batches_of_fork(state, config.training.global_batch_size)
         trainer.load_state_dict(state)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         # All ranks read the same file, and meet the same error.
@@ -81,6 +84,19 @@ def _loaded(
             everywhere=True,
         ) from None
     return state
+
+
+def _batches_of_fork(state: Mapping[str, Any], batch_size: int) -> int:
+    """Global batches of this run's size that hold what the parent read.
+
+    Rounded up: fewer sequences than a batch are left out, and none is read twice.
+    """
+    batches: int = state["batches"]
+    try:
+        parent_size = int(state["config"]["training"]["global_batch_size"])
+    except (KeyError, TypeError, AttributeError):  # of something else than a run
+        return batches
+    return -(-batches * parent_size // batch_size)
 
 
 def _tell_float8(now: bool, state: Mapping[str, Any], step: int) -> None:
@@ -161,16 +177,24 @@ def _own_checkpoint(config: RunConfig, ranks: Ranks, resuming: bool) -> Path | N
 
 
 def _fork_growth(trainer: Trainer, path: Path, state: Mapping[str, Any]) -> None:
-    """The parent's entropies with this run's own policy, as if it had grown so all along."""
+    """The parent's entropies with this run's own policy, as if it had grown so all along.
+
+    They are averaged anew: the parent may have had another `entropy_ema`.
+    """
     if loops := state["state"]["loops"]:
         log.warning(
             "fork: the loops of %s (layers %s) are not carried over; growth starts from scratch",
             path,
             ", ".join(sorted(loops, key=int)),
         )
-    trainer.growth.fork(state["growth"])
-    if trainer.growth.journal is not None:
-        parent = RunLayout(path.resolve().parent.parent).journal
-        trainer.growth.journal.adopt(parent, trainer.clock.step)
+    growth: Mapping[str, Any] = state["growth"]
+
+    def inherited() -> Mapping[str, Any]:
+        journal, parent = trainer.growth.journal, RunLayout(path.resolve().parent.parent).journal
+        measured = journal.adopt(parent, trainer.clock.step) if journal is not None else []
+        ema = trainer.config.growth.entropy_ema
+        return {**growth, **averaged(measured, ema)} if measured else growth
+
+    trainer.growth.fork(trainer.ranks.from_main(inherited))
     # A window that falls on the very step of the fork is decided before the next update.
     trainer.decide()
