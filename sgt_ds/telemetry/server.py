@@ -36,8 +36,8 @@ MAX_CONNECTIONS = 256
 # How far `port_in_use: next` looks: more than the ranks of a few runs on one host.
 MAX_PORTS_TRIED = 64
 
-Render = Callable[[str], tuple[str, bytes]]
-"""Accept header in, content type and body out."""
+Render = Callable[[str, str | None], tuple[str, bytes]]
+"""Accept header and scraper (None: someone else reads) in, content type and body out."""
 
 
 class Endpoint(Protocol):
@@ -181,7 +181,7 @@ class MetricsServer:
             headers = [("Content-Type", "application/json")]
         elif environ["PATH_INFO"] == "/metrics":
             try:
-                content_type, body = self._render(environ.get("HTTP_ACCEPT", ""))
+                content_type, body = self._render(environ.get("HTTP_ACCEPT", ""), _scraper(environ))
             except Exception:  # counted and logged where it arose
                 status, body = "500 Internal Server Error", b"metrics not available\n"
             else:
@@ -197,6 +197,13 @@ class MetricsServer:
     def _may_read(self, environ: WSGIEnvironment) -> bool:
         credentials = self._credentials
         return credentials is None or credentials.accept(environ.get("HTTP_AUTHORIZATION", ""))
+
+
+def _scraper(environ: WSGIEnvironment) -> str | None:
+    """Who reads, if it is Prometheus or an agent like it: they tell how long they will wait."""
+    if "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS" not in environ:
+        return None
+    return f"{environ['REMOTE_ADDR']} {environ.get('HTTP_USER_AGENT', '')}"
 
 
 def _bind_first_free(endpoint: Endpoint, port: int, tls: Certificate | None) -> _Server:
