@@ -113,6 +113,7 @@ class Run:
                 device_memory=DeviceMemory(2**34, 2**35, 2**35, 2**37),
             )
         self.exporters[0].publish_checkpoint(1.0)
+        self.exporters[0].publish_load(0.5)
         self.exporters[0].publish_validation(3.1)
         self.exporters[0].publish_evaluation({"arc_easy": {"acc": 0.4, "bpb": 1.2}})
 
@@ -192,7 +193,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promethe
             assert process.poll() is None, (folder / "log").read_text()
             try:
                 # The rule that needs most: two scrapes of each rank, then an evaluation.
-                return bool(prometheus.query("run:sgt_step_duration_seconds:imbalance_ratio"))
+                return bool(prometheus.query("run:sgt_step_work_seconds:imbalance_ratio"))
             except OSError:
                 return False
 
@@ -244,7 +245,7 @@ def test_every_expression_of_the_dashboards_finds_something(
 def test_every_rule_is_evaluated_without_an_error(scraped: tuple[Prometheus, Run]) -> None:
     prometheus, _ = scraped
     rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
-    assert len(rules) == 29
+    assert len(rules) == 31
     assert {rule["health"] for rule in rules} == {"ok"}
     empty = [
         r["name"] for r in rules if r["type"] == "recording" and not prometheus.query(r["name"])

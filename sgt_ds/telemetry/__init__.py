@@ -6,7 +6,7 @@ from sgt_ds.telemetry.credentials import read_password
 from sgt_ds.telemetry.example import full_record
 from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.hardware import HardwareSampler
-from sgt_ds.telemetry.metric import STEP_PARTS, Metric
+from sgt_ds.telemetry.metric import OWN_PARTS, STEP_PARTS, Metric
 from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.outcome import Outcome, read_outcome, remove_outcome, write_outcome
 from sgt_ds.telemetry.peaks import peak_flops
@@ -17,6 +17,7 @@ from sgt_ds.telemetry.trackers import Tracker, tensorboard, wandb
 
 __all__ = [
     "METRICS",
+    "OWN_PARTS",
     "STEP_PARTS",
     "Certificate",
     "DeviceMemory",
