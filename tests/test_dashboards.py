@@ -236,3 +236,22 @@ def test_an_annotation_is_lost_between_two_points_of_a_long_time_range() -> None
     for expr in expressions:
         # Over a week Grafana asks for one point in five minutes.
         assert set(re.findall(r"\[([^]]+)\]", expr)) == {"$__rate_interval"}, expr
+
+
+def test_an_override_matches_none_of_its_panels_names() -> None:
+    matched = 0
+    for document in documents().values():
+        for panel in panels(document):
+            legends = [target["legendFormat"] for target in panel["targets"]]
+            if any("{{" in legend for legend in legends):
+                continue  # known at run time only
+            for override in panel["fieldConfig"]["overrides"]:
+                matcher = override["matcher"]
+                if matcher["id"] == "byRegexp":
+                    pattern = matcher["options"].strip("/")
+                    assert any(re.search(pattern, name) for name in legends), (
+                        panel["title"],
+                        pattern,
+                    )
+                    matched += 1
+    assert matched > 3
