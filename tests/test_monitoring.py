@@ -27,6 +27,8 @@ from sgt_ds.telemetry import (
     Exporter,
     HardwareSampler,
     StepRecord,
+    TargetGroup,
+    beyond_loopback,
     targets,
 )
 from sgt_ds.telemetry.hardware import Hardware
@@ -365,3 +367,21 @@ def test_targets_number_the_ranks_in_the_hostfiles_order() -> None:
         (["a:9400"], {"run": "r", "host": "a", "rank": "2"}),
         (["[fe80::1]:9400"], {"run": "r", "host": "fe80::1", "rank": "3"}),
     ]
+
+
+def test_the_loopback_of_another_host_is_scraped_as_that_of_the_first() -> None:
+    def at(address: str, host: str, rank: int) -> TargetGroup:
+        return {
+            "targets": [address],
+            "labels": {"run": "r", "host": host, "rank": str(rank)},
+        }
+
+    first = [at("127.0.0.1:9400", "a", 0), at("127.0.0.1:9401", "a", 1)]
+    rest = [at("127.0.0.1:9400", "b", 2), at("[::1]:9401", "c", 3), at("localhost:9402", "d", 4)]
+    reachable = [at("10.0.0.7:9400", "e", 5), at("f:9400", "f", 6)]
+    announced = beyond_loopback([*first, *rest, *reachable])
+    addresses = [group["targets"] for group in announced]
+    own, others = addresses[:2], addresses[2:]
+    assert own == [["127.0.0.1:9400"], ["127.0.0.1:9401"]]
+    assert others == [["b:9400"], ["c:9401"], ["d:9402"], ["10.0.0.7:9400"], ["f:9400"]]
+    assert [group["labels"]["rank"] for group in announced] == list("0123456")

@@ -12,7 +12,7 @@ from sgt_ds.telemetry.outcome import Outcome, read_outcome, remove_outcome, writ
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.snapshot import DeviceMemory
-from sgt_ds.telemetry.targets import TargetGroup, own_target, targets
+from sgt_ds.telemetry.targets import TargetGroup, beyond_loopback, own_target, targets
 from sgt_ds.telemetry.trackers import Tracker, tensorboard, wandb
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "StepRecord",
     "TargetGroup",
     "Tracker",
+    "beyond_loopback",
     "full_record",
     "heartbeats",
     "own_target",
