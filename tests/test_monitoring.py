@@ -362,10 +362,10 @@ def test_rules_runbooks_and_dashboards_name_no_metric_that_is_not_served() -> No
 def test_targets_number_the_ranks_in_the_hostfiles_order() -> None:
     groups = targets([("b", 2), ("a", 1), ("fe80::1", 1)], run="r", port=9400)
     assert [(group["targets"], group["labels"]) for group in groups] == [
-        (["b:9400"], {"run": "r", "host": "b", "rank": "0"}),
-        (["b:9401"], {"run": "r", "host": "b", "rank": "1"}),
-        (["a:9400"], {"run": "r", "host": "a", "rank": "2"}),
-        (["[fe80::1]:9400"], {"run": "r", "host": "fe80::1", "rank": "3"}),
+        (["b:9400"], {"run": "r", "host": "b", "rank": "0", "__param_run": "r"}),
+        (["b:9401"], {"run": "r", "host": "b", "rank": "1", "__param_run": "r"}),
+        (["a:9400"], {"run": "r", "host": "a", "rank": "2", "__param_run": "r"}),
+        (["[fe80::1]:9400"], {"run": "r", "host": "fe80::1", "rank": "3", "__param_run": "r"}),
     ]
 
 

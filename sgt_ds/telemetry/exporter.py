@@ -111,7 +111,9 @@ class Exporter(Collector):
         """Begin to serve. Raises: UserError where the address cannot be bound (telemetry.port)."""
         if self._kept is not None:
             self._floors = highest(self._floors, self._kept.read())
-        self._server = MetricsServer(self._endpoint, self._local_rank, self._render)
+        self._server = MetricsServer(
+            self._endpoint, self._local_rank, self._render, self._snapshot.info.get("run")
+        )
         if self._hardware is not None:
             self._hardware.start()
 

@@ -79,5 +79,6 @@ def _group(host: str, address: str, port: int, run: str, rank: int) -> TargetGro
     where = f"[{address}]" if ":" in address else address  # IPv6
     return {
         "targets": [f"{where}:{port}"],
-        "labels": {"run": run, "host": host, "rank": str(rank)},
+        # The last becomes the query of a scrape: whoever has taken the port since then refuses it.
+        "labels": {"run": run, "host": host, "rank": str(rank), "__param_run": run},
     }
