@@ -12,6 +12,7 @@ import pytest
 import yaml
 from exporters import Start, exporters
 
+from sgt_ds.launch.run_bench import _Scraper
 from sgt_ds.telemetry import Exporter
 from sgt_ds.telemetry.scrapers import Scrapers
 from sgt_ds.training.trainer import LAST_SCRAPE_SECONDS
@@ -84,7 +85,8 @@ def test_the_second_of_two_scrapers_misses_the_end(start: Start) -> None:
     assert all('sgt_run_state{state="completed"} 1' in text for text in told)
 
 
-def test_a_scraper_that_is_gone_holds_up_the_end() -> None:
+def test_a_scraper_that_is_gone_holds_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sgt_ds.telemetry.scrapers.LATE_BY_SECONDS", 0.1)
     scrapers = Scrapers()
     began = time.monotonic()
     scrapers.wait(10)  # no one ever scraped
@@ -93,3 +95,14 @@ def test_a_scraper_that_is_gone_holds_up_the_end() -> None:
         time.sleep(0.2)
     scrapers.wait(10)
     assert time.monotonic() - began < 5
+
+
+def test_a_benchmark_misses_the_end_of_the_run_that_it_measures(start: Start) -> None:
+    exporter = start()
+    with _Scraper([exporter.port], warm_up_steps=0) as scraper:
+        while exporter.port not in scraper.last:
+            time.sleep(0.01)
+        exporter.observe_step(1, 0.5)
+        exporter.finish("completed")
+        exporter.close(wait_seconds=10)
+    assert scraper.last[exporter.port]["sgt_run_state", (("state", "completed"),)] == 1

@@ -6,8 +6,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+# Prometheus and agents like it send it with each scrape; a run that ends waits for no one else.
+TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 # Longer than any sensible scrape interval.
 GONE_AFTER_SECONDS = 120.0
+# How late a turn may be where they follow each other quickly.
+LATE_BY_SECONDS = 5.0
 # Of its latest reads, the longest pause tells its interval: Prometheus itself may restart.
 _PAUSES = 4
 
@@ -23,7 +27,8 @@ class _Scraper:
     @property
     def gone_after(self) -> float:
         """When it counts as gone if it has not read again: it missed two of its turns."""
-        return self.last + min(GONE_AFTER_SECONDS, 2 * max(self.pauses, default=GONE_AFTER_SECONDS))
+        pause = max(self.pauses, default=GONE_AFTER_SECONDS)
+        return self.last + min(GONE_AFTER_SECONDS, max(LATE_BY_SECONDS, 2 * pause))
 
 
 class Scrapers:

@@ -25,6 +25,7 @@ from pydantic import SecretStr
 from sgt_ds.errors import UserError
 from sgt_ds.telemetry.certificate import Certificate
 from sgt_ds.telemetry.credentials import Credentials
+from sgt_ds.telemetry.scrapers import TIMEOUT_HEADER
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -214,7 +215,7 @@ class MetricsServer:
 
 def _scraper(environ: WSGIEnvironment) -> str | None:
     """Who reads, if it is Prometheus or an agent like it: they tell how long they will wait."""
-    if "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS" not in environ:
+    if "HTTP_" + TIMEOUT_HEADER.upper().replace("-", "_") not in environ:
         return None
     return f"{environ['REMOTE_ADDR']} {environ.get('HTTP_USER_AGENT', '')}"
 
