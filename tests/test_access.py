@@ -198,7 +198,10 @@ def test_rank_0_does_not_tell_where_the_others_are(start: Start) -> None:
     exporter.serve_targets(groups)
     name = socket.gethostname()
     assert json.loads(get(exporter, "/targets")) == [
-        {"targets": [where], "labels": {"run": "r", "host": name, "rank": rank}}
+        {
+            "targets": [where],
+            "labels": {"run": "r", "host": name, "rank": rank, "__param_run": "r"},
+        }
         for where, rank in (("127.0.0.1:9400", "0"), (f"{name}:9401", "1"), ("[fe80::1]:9402", "2"))
     ]
 

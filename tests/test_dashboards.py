@@ -224,3 +224,34 @@ def test_an_expression_finds_nothing_in_a_real_run_that_grows(tmp_path: Path) ->
             end(training)
             server.terminate()
             server.wait(20)
+
+
+def test_an_annotation_is_lost_between_two_points_of_a_long_time_range() -> None:
+    expressions = [
+        annotation["target"]["expr"]
+        for document in documents().values()
+        for annotation in document["annotations"]["list"]
+    ]
+    assert expressions
+    for expr in expressions:
+        # Over a week Grafana asks for one point in five minutes.
+        assert set(re.findall(r"\[([^]]+)\]", expr)) == {"$__rate_interval"}, expr
+
+
+def test_an_override_matches_none_of_its_panels_names() -> None:
+    matched = 0
+    for document in documents().values():
+        for panel in panels(document):
+            legends = [target["legendFormat"] for target in panel["targets"]]
+            if any("{{" in legend for legend in legends):
+                continue  # known at run time only
+            for override in panel["fieldConfig"]["overrides"]:
+                matcher = override["matcher"]
+                if matcher["id"] == "byRegexp":
+                    pattern = matcher["options"].strip("/")
+                    assert any(re.search(pattern, name) for name in legends), (
+                        panel["title"],
+                        pattern,
+                    )
+                    matched += 1
+    assert matched > 3

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 
@@ -131,3 +132,14 @@ def test_an_exporter_whose_thread_died_says_so(
         exporter.observe_step(step, 0.1)
     assert [r.message for r in caplog.records if "no longer served" in r.message] != []
     assert len(caplog.records) == 1
+
+
+def test_a_target_left_over_by_another_run_reads_this_one(start: Start) -> None:
+    exporter = start(info={"run": "zweiter lauf ü"})
+    own, other = (urllib.parse.urlencode({"run": run}) for run in ("zweiter lauf ü", "first"))
+    for query in ("", f"?{own}"):
+        assert "sgt_rank_step" in scrape(exporter, f"/metrics{query}")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        scrape(exporter, f"/metrics?{other}")
+    assert refused.value.code == 421
+    assert refused.value.read().decode() == "this is run zweiter lauf ü\n"

@@ -27,6 +27,8 @@ from sgt_ds.telemetry import (
     Exporter,
     HardwareSampler,
     StepRecord,
+    TargetGroup,
+    beyond_loopback,
     targets,
 )
 from sgt_ds.telemetry.hardware import Hardware
@@ -113,6 +115,7 @@ class Run:
                 device_memory=DeviceMemory(2**34, 2**35, 2**35, 2**37),
             )
         self.exporters[0].publish_checkpoint(1.0)
+        self.exporters[0].publish_load(0.5)
         self.exporters[0].publish_validation(3.1)
         self.exporters[0].publish_evaluation({"arc_easy": {"acc": 0.4, "bpb": 1.2}})
 
@@ -192,7 +195,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promethe
             assert process.poll() is None, (folder / "log").read_text()
             try:
                 # The rule that needs most: two scrapes of each rank, then an evaluation.
-                return bool(prometheus.query("run:sgt_step_duration_seconds:imbalance_ratio"))
+                return bool(prometheus.query("run:sgt_step_work_seconds:imbalance_ratio"))
             except OSError:
                 return False
 
@@ -244,7 +247,7 @@ def test_every_expression_of_the_dashboards_finds_something(
 def test_every_rule_is_evaluated_without_an_error(scraped: tuple[Prometheus, Run]) -> None:
     prometheus, _ = scraped
     rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
-    assert len(rules) == 29
+    assert len(rules) == 32
     assert {rule["health"] for rule in rules} == {"ok"}
     empty = [
         r["name"] for r in rules if r["type"] == "recording" and not prometheus.query(r["name"])
@@ -359,8 +362,26 @@ def test_rules_runbooks_and_dashboards_name_no_metric_that_is_not_served() -> No
 def test_targets_number_the_ranks_in_the_hostfiles_order() -> None:
     groups = targets([("b", 2), ("a", 1), ("fe80::1", 1)], run="r", port=9400)
     assert [(group["targets"], group["labels"]) for group in groups] == [
-        (["b:9400"], {"run": "r", "host": "b", "rank": "0"}),
-        (["b:9401"], {"run": "r", "host": "b", "rank": "1"}),
-        (["a:9400"], {"run": "r", "host": "a", "rank": "2"}),
-        (["[fe80::1]:9400"], {"run": "r", "host": "fe80::1", "rank": "3"}),
+        (["b:9400"], {"run": "r", "host": "b", "rank": "0", "__param_run": "r"}),
+        (["b:9401"], {"run": "r", "host": "b", "rank": "1", "__param_run": "r"}),
+        (["a:9400"], {"run": "r", "host": "a", "rank": "2", "__param_run": "r"}),
+        (["[fe80::1]:9400"], {"run": "r", "host": "fe80::1", "rank": "3", "__param_run": "r"}),
     ]
+
+
+def test_the_loopback_of_another_host_is_scraped_as_that_of_the_first() -> None:
+    def at(address: str, host: str, rank: int) -> TargetGroup:
+        return {
+            "targets": [address],
+            "labels": {"run": "r", "host": host, "rank": str(rank)},
+        }
+
+    first = [at("127.0.0.1:9400", "a", 0), at("127.0.0.1:9401", "a", 1)]
+    rest = [at("127.0.0.1:9400", "b", 2), at("[::1]:9401", "c", 3), at("localhost:9402", "d", 4)]
+    reachable = [at("10.0.0.7:9400", "e", 5), at("f:9400", "f", 6)]
+    announced = beyond_loopback([*first, *rest, *reachable])
+    addresses = [group["targets"] for group in announced]
+    own, others = addresses[:2], addresses[2:]
+    assert own == [["127.0.0.1:9400"], ["127.0.0.1:9401"]]
+    assert others == [["b:9400"], ["c:9401"], ["d:9402"], ["10.0.0.7:9400"], ["f:9400"]]
+    assert [group["labels"]["rank"] for group in announced] == list("0123456")

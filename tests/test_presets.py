@@ -11,7 +11,10 @@ from runs import ROOT
 
 from sgt_ds import cli
 from sgt_ds.config import load_run_config, read_deepspeed_json
+from sgt_ds.flops import vanilla_flops_per_token
 from sgt_ds.launch import parse_hostfile, world_size
+from sgt_ds.telemetry import peak_flops
+from sgt_ds.telemetry.metric import STEP_BUCKETS_SECONDS
 
 PRESETS = sorted((ROOT / "ds_configs").glob("*.yaml"))
 # What the CUDA context, NCCL and the allocator's fragments take beside what is planned.
@@ -56,3 +59,16 @@ def test_a_preset_does_not_fit_what_it_says_it_fits(
     # The paper's recipe.
     assert (config.training.steps, config.training.global_batch_size) == (5035, 1024)
     assert (config.growth.t_start, config.growth.interval) == (250, 250)
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_an_update_of_a_preset_lasts_longer_than_the_histogram_can_tell(path: Path) -> None:
+    config = load_run_config(path)
+    (ranks,) = re.findall(r"^#   sgt-ds plan .* (\d+)$", path.read_text(), re.MULTILINE)
+    length = config.data.sequence_length
+    flops = vanilla_flops_per_token(config.model, length) * length
+    peak = peak_flops("NVIDIA A100-SXM4-40GB")
+    assert peak is not None
+    seconds = config.training.global_batch_size * flops / (int(ranks) * 0.4 * peak)
+    # Beyond the last bound every quantile is that bound.
+    assert STEP_BUCKETS_SECONDS[0] < seconds < STEP_BUCKETS_SECONDS[-1]

@@ -278,7 +278,12 @@ def test_the_ranks_line_misses_one_that_is_silent_or_late(
     groups = targets([("127.0.0.1", 3)], run="r", port=config.port)  # nobody is rank 2
     for rank, exporter in enumerate(exporters):
         exporter.start()
-        exporter.observe_step(100 - rank, 1.0 + rank, 0.0)
+        exporter.observe_step(100 - rank, 2.0, 0.0)  # rank 0 waits for rank 1
+        exporter.publish_rank(
+            part_seconds={"forward": 1.0 + rank, "reduce": 1.0 - rank},
+            collective_seconds=0.0,
+            device_memory=None,
+        )
         exporter.publish(record(100 - rank, 4.0))
     try:
         exporters[0].serve_targets(groups)

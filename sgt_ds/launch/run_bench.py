@@ -24,6 +24,7 @@ from sgt_ds.errors import SgtError
 from sgt_ds.launch.bench_launch import launch_one, make_scratch, path_override
 from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
+from sgt_ds.telemetry import TIMEOUT_HEADER
 
 SCRAPE_SECONDS, FIRST_SCRAPE_SECONDS = 0.5, 0.05
 _COUNT = ("sgt_step_duration_seconds_count", ())
@@ -323,7 +324,9 @@ class _Scraper:
             # Not up yet, or gone already.
             with suppress(OSError, ValueError):
                 address = f"http://127.0.0.1:{port}/metrics"
-                with urllib.request.urlopen(address, timeout=5) as response:
+                # As Prometheus asks: the end of a run waits for who does.
+                request = urllib.request.Request(address, headers={TIMEOUT_HEADER: "5"})
+                with urllib.request.urlopen(request, timeout=5) as response:
                     series = _parse(response.read().decode())
                 self.last[port] = series
                 if port not in self._warm and series.get(_COUNT, 0) >= self._warm_up_steps:

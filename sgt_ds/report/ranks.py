@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.report.access import Access, NoAnswer
 from sgt_ds.report.view import RankView
+from sgt_ds.telemetry import OWN_PARTS
 
 # A look at the terminal must not weigh on a large run, nor wait for hosts that are gone.
 MAX_ASKED = 64
@@ -23,9 +25,9 @@ REST = 10
 _WANTED = {
     "sgt_rank_step": "step",
     "sgt_rank_last_step_timestamp_seconds": "stamp",
-    "sgt_step_duration_seconds_sum": "seconds",
     "sgt_step_duration_seconds_count": "updates",
 }
+_PARTS = "sgt_step_part_seconds_total"
 
 
 class Ranks:
@@ -56,24 +58,25 @@ class Ranks:
     def _ask(self, rank: int, address: str) -> RankView:
         try:
             text = self._access.fetch(f"{self._scheme}://{address}/metrics", TIMEOUT_SECONDS)
-            values = {
-                _WANTED[sample.name]: sample.value
+            samples = [
+                sample
                 for family in text_string_to_metric_families(text)
                 for sample in family.samples
-                if sample.name in _WANTED
-            }
+            ]
         except (NoAnswer, ValueError):
             return RankView(rank)
-        return _view(rank, values)
+        values = {_WANTED[one.name]: one.value for one in samples if one.name in _WANTED}
+        own = [one for one in samples if one.name == _PARTS and one.labels["part"] in OWN_PARTS]
+        return _view(rank, values, math.fsum(one.value for one in own))
 
 
-def _view(rank: int, values: Mapping[str, float]) -> RankView:
+def _view(rank: int, values: Mapping[str, float], work_seconds: float) -> RankView:
     updates = values.get("updates", 0)
     return RankView(
         rank,
         step=int(values["step"]) if "step" in values else None,
         quiet_seconds=max(0.0, time.time() - values["stamp"]) if "stamp" in values else None,
-        update_seconds=values.get("seconds", 0.0) / updates if updates else None,
+        work_seconds=work_seconds / updates if updates and work_seconds else None,
     )
 
 

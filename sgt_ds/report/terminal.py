@@ -78,7 +78,7 @@ def _ranks(view: RunView) -> list[str]:
         low, high = min(step for _, step in answering), max(step for _, step in answering)
         line += f"  step {low:,}" + (f" to {high:,}" if high > low else "")
     timed = [
-        (rank.update_seconds, rank.rank) for rank, _ in answering if rank.update_seconds is not None
+        (rank.work_seconds, rank.rank) for rank, _ in answering if rank.work_seconds is not None
     ]
     if len(timed) > 1:
         seconds, slowest = max(timed)

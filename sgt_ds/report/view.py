@@ -27,8 +27,8 @@ class RankView:
     step: int | None = None
     quiet_seconds: float | None = None
     """Since its newest update."""
-    update_seconds: float | None = None
-    """Mean duration of an update since its process began."""
+    work_seconds: float | None = None
+    """Its own work in an update, mean since its process began: updates last as long on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,21 @@ from sgt_ds.telemetry.credentials import read_password
 from sgt_ds.telemetry.example import full_record
 from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.hardware import HardwareSampler
-from sgt_ds.telemetry.metric import STEP_PARTS, Metric
+from sgt_ds.telemetry.metric import OWN_PARTS, STEP_PARTS, Metric
 from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.outcome import Outcome, read_outcome, remove_outcome, write_outcome
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.scrapers import TIMEOUT_HEADER
 from sgt_ds.telemetry.snapshot import DeviceMemory
-from sgt_ds.telemetry.targets import TargetGroup, own_target, targets
+from sgt_ds.telemetry.targets import TargetGroup, beyond_loopback, own_target, targets
 from sgt_ds.telemetry.trackers import Tracker, tensorboard, wandb
 
 __all__ = [
     "METRICS",
+    "OWN_PARTS",
     "STEP_PARTS",
+    "TIMEOUT_HEADER",
     "Certificate",
     "DeviceMemory",
     "Exporter",
@@ -27,6 +30,7 @@ __all__ = [
     "StepRecord",
     "TargetGroup",
     "Tracker",
+    "beyond_loopback",
     "full_record",
     "heartbeats",
     "own_target",

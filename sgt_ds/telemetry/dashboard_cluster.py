@@ -11,14 +11,8 @@ _RANK = "rank {{rank}} on {{host}}"
 _HOST = 'run=~"$run", host=~"$host"'
 
 
-def _mean_update(by: str) -> str:
-    """Seconds of an update over five minutes, by some labels."""
-    seconds = f"rate(sgt_step_duration_seconds_sum{{{RANKS}}}[5m])"
-    count = f"rate(sgt_step_duration_seconds_count{{{RANKS}}}[5m])"
-    return f"sum by ({by}) ({seconds}) / (sum by ({by}) ({count}) > 0)"
-
-
-_BY_RANK = _mean_update("run, host, rank")
+# Not the duration of updates: ranks wait for each other, so it is the same on all.
+_WORK = f"rank:sgt_step_work_seconds:mean5m{{{RANKS}}}"
 
 _NOW = Row(
     "Now",
@@ -47,15 +41,15 @@ _NOW = Row(
         stat(
             "Slowest rank",
             "none",
-            "The rank with the longest mean update over five minutes.",
-            Query(f"topk(1, {_BY_RANK})", _RANK, newest=True),
+            "The rank whose own work (data, forward, backward) takes longest; the others wait for it.",
+            Query(f"topk(1, {_WORK})", _RANK, newest=True),
             text_mode="name",
         ),
         stat(
             "Slowest rank above mean",
             "percentunit",
-            "How much longer the slowest rank's update takes than the mean of all ranks.",
-            Query(f"run:sgt_step_duration_seconds:imbalance_ratio{{{RUN}}}", "", newest=True),
+            "How much longer the slowest rank's own work takes than the mean of all ranks.",
+            Query(f"run:sgt_step_work_seconds:imbalance_ratio{{{RUN}}}", "", newest=True),
         ),
         stat(
             "Power",
@@ -77,11 +71,11 @@ _STEPS = Row(
             f"(increase(sgt_step_duration_seconds_bucket{{{RANKS}}}[$__rate_interval]))",
         ),
         lines(
-            "Update duration across ranks",
+            "Own work per update across ranks",
             "s",
-            "Mean update duration of the fastest, the median and the slowest rank.",
+            "Seconds of data, forward and backward per update: fastest, median and slowest rank.",
             *(
-                Query(f"quantile({share}, {_BY_RANK})", name)
+                Query(f"quantile({share}, {_WORK})", name)
                 for share, name in ((0, "quickest"), (0.5, "middle"), (1, "slowest"))
             ),
             width=12,
@@ -89,8 +83,8 @@ _STEPS = Row(
         many_lines(
             "Slowest ranks",
             "s",
-            "The five ranks with the longest mean update over five minutes.",
-            Query(f"topk(5, {_BY_RANK})", _RANK),
+            "The five ranks whose own work per update takes longest, over five minutes.",
+            Query(f"topk(5, {_WORK})", _RANK),
             width=12,
         ),
         many_lines(

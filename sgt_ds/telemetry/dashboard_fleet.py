@@ -29,7 +29,7 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 _LABELLED = (
     f"max by (run, method, preset, world_size, device) (sgt_run_info{{{_FIRST}}})",
-    f"max by (run, state) (sgt_run_state{{{_FIRST}}} == 1)",
+    f"max by (run, state) (run:sgt_run_state:last{{{_ALL}}})",
     f"max by (run, phase) (sgt_growth_phase{{{_ALL}}} == 1)",
 )
 _LABELS = ("run", "method", "preset", "state", "phase")
@@ -92,7 +92,8 @@ _TABLES = Row(
     (
         table(
             "All runs",
-            "One row per run; its name links to its dashboard. Ages are seconds since the last "
+            "One row per run; its name links to its dashboard. State: running; ended (well) or down, if "
+            "no rank answers any more. Ages are seconds since the last "
             "update and the newest complete checkpoint.",
             [
                 Query(expr, "", newest=True, format="table")

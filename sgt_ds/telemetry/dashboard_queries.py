@@ -16,7 +16,8 @@ RUN_HOST_RANK = (
 )
 GROWTH_EVENTS = (
     "Growth",
-    f'changes(sgt_growth_events_total{{{RUN}, kind!="stall"}}[1m]) > 0',
+    # The window follows the step, which Grafana lengthens with the time shown: none lies in a gap.
+    f'changes(sgt_growth_events_total{{{RUN}, kind!="stall"}}[$__rate_interval]) > 0',
 )
 
 STEP = f"max by (run) (sgt_rank_step{{{RUN}}})"

@@ -150,7 +150,7 @@ _COST = Row(
             "Tokens per second of all ranks together.",
             Query(f"sgt_tokens_per_second{{{RUN}}}", "logged"),
             Query(f"run:sgt_tokens_per_second:avg5m{{{RUN}}}", "5-minute mean"),
-            dashed="^mean",
+            dashed="mean$",
         ),
         lines(
             "Update duration",

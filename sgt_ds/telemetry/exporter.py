@@ -23,6 +23,7 @@ from sgt_ds.telemetry.hardware import HardwareSampler
 from sgt_ds.telemetry.kept_counters import KeptCounters
 from sgt_ds.telemetry.metric import INFO_LABELS, MARGIN_KINDS, RULES, STALL_REASONS
 from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.scrapers import Scrapers
 from sgt_ds.telemetry.server import Endpoint, MetricsServer
 from sgt_ds.telemetry.snapshot import (
     Counters,
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 # Scrapes within this time share one rendering, so that many scrapers cost as much as one.
 RENDERING_LASTS_SECONDS = 0.2
-# Longer than any sensible scrape interval.
-SCRAPER_GONE_AFTER_SECONDS = 120.0
 
 
 class ModelShape(Protocol):
@@ -106,14 +105,15 @@ class Exporter(Collector):
         self._scrape_failures = 0
         self._rendering = threading.Lock()
         self._rendered: dict[str, tuple[float, Snapshot, bytes]] = {}
-        self._end_seen = threading.Event()
-        self._last_scrape = float("-inf")
+        self._scrapers = Scrapers()
 
     def start(self) -> None:
         """Begin to serve. Raises: UserError where the address cannot be bound (telemetry.port)."""
         if self._kept is not None:
             self._floors = highest(self._floors, self._kept.read())
-        self._server = MetricsServer(self._endpoint, self._local_rank, self._render)
+        self._server = MetricsServer(
+            self._endpoint, self._local_rank, self._render, self._snapshot.info.get("run")
+        )
         if self._hardware is not None:
             self._hardware.start()
 
@@ -130,16 +130,15 @@ class Exporter(Collector):
     def close(self, wait_seconds: float = 0.0) -> None:
         """Release the port.
 
-        `wait_seconds`: after `finish`, how long to wait at most until a scraper has read the end;
-        nothing is waited for where no one scraped of late.
+        `wait_seconds`: after `finish`, how long to wait at most until every scraper has read the
+        end; nothing is waited for where none scraped of late.
         """
         for tracker in self._trackers:
             tracker.close()
         if self._server is None:
             return
-        scraped = time.monotonic() - self._last_scrape < SCRAPER_GONE_AFTER_SECONDS
-        if self._snapshot.run_state != "running" and scraped:
-            self._end_seen.wait(wait_seconds)
+        if self._snapshot.run_state != "running":
+            self._scrapers.wait(wait_seconds)
         self._server.close()
         self._server = None
         if self._hardware is not None:
@@ -340,7 +339,7 @@ class Exporter(Collector):
             self._faults_told.add(what)
             log.error("telemetry: %s failed; training continues (logged once): %s", what, why)
 
-    def _render(self, accept: str) -> tuple[str, bytes]:
+    def _render(self, accept: str, scraper: str | None) -> tuple[str, bytes]:
         """What one scrape gets. In the server's threads."""
         encoder, content_type = choose_encoder(accept)
         with self._rendering:
@@ -361,7 +360,6 @@ class Exporter(Collector):
                 self._kept.keep(highest(counters_of(snapshot), self._floors))
             except OSError as error:
                 self._scrape_failed(error)
-        self._last_scrape = time.monotonic()
-        if snapshot.run_state != "running":
-            self._end_seen.set()
+        if scraper is not None:
+            self._scrapers.served(scraper, the_end=snapshot.run_state != "running")
         return content_type, body

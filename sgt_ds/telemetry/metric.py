@@ -24,10 +24,15 @@ STEP_PARTS = (
     *("validation", "checkpoint"),
 )
 
+# Those that a rank spends on its own work; in the others it waits for other ranks, so updates last
+# equally long on all of them however slow one is.
+OWN_PARTS = ("data", "forward", "backward")
+
 # From a small model on one GPU (tens of milliseconds) to a large global batch on a few (minutes).
 STEP_BUCKETS_SECONDS = (
     *(0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
-    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0),
+    *(60.0, 90.0, 120.0, 180.0, 300.0, 600.0),
 )
 
 

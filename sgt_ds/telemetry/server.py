@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client.exposition import gzip_accepted
@@ -24,6 +25,7 @@ from pydantic import SecretStr
 from sgt_ds.errors import UserError
 from sgt_ds.telemetry.certificate import Certificate
 from sgt_ds.telemetry.credentials import Credentials
+from sgt_ds.telemetry.scrapers import TIMEOUT_HEADER
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -36,8 +38,8 @@ MAX_CONNECTIONS = 256
 # How far `port_in_use: next` looks: more than the ranks of a few runs on one host.
 MAX_PORTS_TRIED = 64
 
-Render = Callable[[str], tuple[str, bytes]]
-"""Accept header in, content type and body out."""
+Render = Callable[[str, str | None], tuple[str, bytes]]
+"""Accept header and scraper (None: someone else reads) in, content type and body out."""
 
 
 class Endpoint(Protocol):
@@ -122,8 +124,13 @@ class _Server(ThreadingMixIn, WSGIServer):
 class MetricsServer:
     """Serves `/metrics` and `/health` from a thread until `close`."""
 
-    def __init__(self, endpoint: Endpoint, local_rank: int, render: Render) -> None:
-        """Bind `endpoint.port + local_rank`. Raises: UserError where that cannot be."""
+    def __init__(
+        self, endpoint: Endpoint, local_rank: int, render: Render, run: str | None = None
+    ) -> None:
+        """Bind `endpoint.port + local_rank`. Raises: UserError where that cannot be.
+
+        `run`: its name; scrapes that ask for another one are refused.
+        """
         port = endpoint.port + local_rank
         if port > 65535:
             raise UserError(
@@ -139,7 +146,7 @@ class MetricsServer:
             self._credentials = Credentials(
                 endpoint.username, endpoint.password, endpoint.password_file
             )
-        self._render = render
+        self._render, self._run = render, run
         self._targets: bytes | None = None
         self._server = _bind_first_free(endpoint, port, tls)
         self._server.set_app(self._respond)
@@ -179,9 +186,11 @@ class MetricsServer:
         elif environ["PATH_INFO"] == "/targets" and self._targets is not None:
             status, body = "200 OK", self._targets
             headers = [("Content-Type", "application/json")]
+        elif environ["PATH_INFO"] == "/metrics" and not self._is_meant(environ):
+            status, body = "421 Misdirected Request", f"this is run {self._run}\n".encode()
         elif environ["PATH_INFO"] == "/metrics":
             try:
-                content_type, body = self._render(environ.get("HTTP_ACCEPT", ""))
+                content_type, body = self._render(environ.get("HTTP_ACCEPT", ""), _scraper(environ))
             except Exception:  # counted and logged where it arose
                 status, body = "500 Internal Server Error", b"metrics not available\n"
             else:
@@ -194,9 +203,21 @@ class MetricsServer:
         start_response(status, [*headers, ("Content-Length", str(len(body)))])
         return [body]
 
+    def _is_meant(self, environ: WSGIEnvironment) -> bool:
+        """Whether a scrape asks for this run: a target of another may be left from before it."""
+        asked = parse_qs(environ.get("QUERY_STRING", "")).get("run")
+        return asked is None or self._run is None or asked == [self._run]
+
     def _may_read(self, environ: WSGIEnvironment) -> bool:
         credentials = self._credentials
         return credentials is None or credentials.accept(environ.get("HTTP_AUTHORIZATION", ""))
+
+
+def _scraper(environ: WSGIEnvironment) -> str | None:
+    """Who reads, if it is Prometheus or an agent like it: they tell how long they will wait."""
+    if "HTTP_" + TIMEOUT_HEADER.upper().replace("-", "_") not in environ:
+        return None
+    return f"{environ['REMOTE_ADDR']} {environ.get('HTTP_USER_AGENT', '')}"
 
 
 def _bind_first_free(endpoint: Endpoint, port: int, tls: Certificate | None) -> _Server:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 from sgt_ds.errors import UserError
@@ -47,9 +48,37 @@ def own_target(bound: str, port: int, *, run: str, rank: int) -> TargetGroup:
     return _group(name, name if bound in EVERY_ADDRESS else bound, port, run, rank)
 
 
+def beyond_loopback(groups: Sequence[TargetGroup]) -> list[TargetGroup]:
+    """The targets of all ranks, as the host of the first one may announce them.
+
+    The loopback of another host is not its own: it would be scraped twice, as ranks of both. So the
+    other host's name stands there; nothing answers under it, and monitoring shows that.
+    """
+    own = groups[0]["labels"]["host"]
+    return [
+        group
+        if group["labels"]["host"] == own or not _is_loopback(group["targets"][0])
+        else {**group, "targets": [_at(group["labels"]["host"], group["targets"][0])]}
+        for group in groups
+    ]
+
+
+def _is_loopback(target: str) -> bool:
+    address = target.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _at(host: str, target: str) -> str:
+    return f"{host}:{target.rpartition(':')[2]}"
+
+
 def _group(host: str, address: str, port: int, run: str, rank: int) -> TargetGroup:
     where = f"[{address}]" if ":" in address else address  # IPv6
     return {
         "targets": [f"{where}:{port}"],
-        "labels": {"run": run, "host": host, "rank": str(rank)},
+        # The last becomes the query of a scrape: whoever has taken the port since then refuses it.
+        "labels": {"run": run, "host": host, "rank": str(rank), "__param_run": run},
     }

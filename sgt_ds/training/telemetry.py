@@ -19,6 +19,7 @@ from sgt_ds.telemetry import (
     HardwareSampler,
     TargetGroup,
     Tracker,
+    beyond_loopback,
     own_target,
     tensorboard,
     wandb,
@@ -52,8 +53,16 @@ def start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
             raise answer.on_all_ranks()
         groups.append(answer)
     if exporter is not None and ranks.is_main:
-        exporter.serve_targets(groups)
-        _write_targets(config, groups)
+        announced = beyond_loopback(groups)
+        if announced != groups:
+            log.info(
+                "telemetry: exporters listen on %s, so no one can scrape those of other hosts than "
+                "%s; set telemetry.host, for example to 0.0.0.0",
+                config.telemetry.host,
+                announced[0]["labels"]["host"],
+            )
+        exporter.serve_targets(announced)
+        _write_targets(config, announced)
     return exporter
 
 

@@ -34,8 +34,10 @@ from sgt_ds.training.validation import ValidationLoss
 
 log = logging.getLogger(__name__)
 
-# How long the exporter stays up at the end for a scraper that has not yet read it.
-LAST_SCRAPE_SECONDS = 5.0
+# How long the exporters stay up for scrapers that have not yet read how the run ended. Alerts take a
+# run that vanished without a word for a dead one, so a scrape interval of a minute must fit; after a
+# failure they fire anyway, and the other ranks wait.
+LAST_SCRAPE_SECONDS = {"completed": 65.0, "stopped": 65.0, "failed": 5.0}
 
 
 @dataclass
@@ -98,6 +100,7 @@ class Trainer:
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
         self._throughput = Throughput()
+        self._end: Literal["completed", "stopped", "failed"] = "failed"
 
     def train(self) -> Literal["completed", "stopped"]:
         """Run the remaining updates, or those until a request to stop. Returns which.
@@ -107,13 +110,12 @@ class Trainer:
         self.checkpoints.saved_step = self.clock.step  # what was loaded needs no second save
         self.checkpoints.prepare()
         self._throughput.begin(self.clock.step, self.clock.tokens)
-        end: Literal["completed", "stopped", "failed"] = "failed"
         try:
-            end = self._updates()
+            self._end = end = self._updates()
             self.heartbeat.enter("end")  # a run that failed tells the part in which it did
         finally:
             if self.telemetry is not None:
-                self.telemetry.finish(end)
+                self.telemetry.finish(self._end)
         return end
 
     def _updates(self) -> Literal["completed", "stopped"]:
@@ -281,7 +283,7 @@ class Trainer:
         self.loader.close()
         self.checkpoints.close()
         if self.telemetry is not None:
-            self.telemetry.close(wait_seconds=LAST_SCRAPE_SECONDS)
+            self.telemetry.close(wait_seconds=LAST_SCRAPE_SECONDS[self._end])
 
     def _after_step(self) -> None:
         """Checks, validation and checkpoint where they are due. Collective."""
