@@ -34,10 +34,11 @@ from sgt_ds.training.validation import ValidationLoss
 
 log = logging.getLogger(__name__)
 
-# How long the exporters stay up for scrapers that have not yet read how the run ended. Alerts take a
-# run that vanished without a word for a dead one, so a scrape interval of a minute must fit; after a
-# failure they fire anyway, and the other ranks wait.
-LAST_SCRAPE_SECONDS = {"completed": 65.0, "stopped": 65.0, "failed": 5.0}
+# How long the exporters stay up for scrapers that have not yet read how the run ended: alerts take a
+# run that vanished without a word for a dead one. A scrape interval of a minute fits; of half a
+# minute after a stop, which has to end within a grace; after a failure alerts fire anyway, and the
+# other ranks wait.
+LAST_SCRAPE_SECONDS = {"completed": 65.0, "stopped": 35.0, "failed": 5.0}
 
 
 @dataclass
