@@ -25,9 +25,10 @@ from sgt_ds.errors import UserError
 from sgt_ds.flops import parameter_count
 from sgt_ds.inference import convert, import_model
 from sgt_ds.model import Transformer
-from sgt_ds.training.start import checked_start, load_start
+from sgt_ds.training.start import checked_start, start_weights
 
 LENGTH = 32
+BF16 = Path(__file__).parents[1] / "ds_configs" / "zero2_bf16_cpu.json"
 
 
 def llama(**changes: Any) -> LlamaForCausalLM:
@@ -67,7 +68,7 @@ def test_a_start_that_computes_something_else_than_its_source(
     assert len(report["files"]) > 1
     start = read_start(tmp_path / "start")
     model = Transformer(start.model).double()
-    load_start(model, start)
+    model.load_state_dict(start_weights(start, model.config))
     ids = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(1))
     stock = LlamaForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     with torch.no_grad():
@@ -130,6 +131,23 @@ def test_a_run_that_does_not_begin_with_the_imported_weights(tmp_path: Path) -> 
     runs.run_to_end(runs.single(run, "training.steps=2"))
 
 
+@pytest.mark.launcher
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_bf16_run_begins_with_imported_weights_rounded_to_bf16(
+    stage: int, tmp_path: Path
+) -> None:
+    stock = llama()
+    values = json.loads(BF16.read_text())
+    values["zero_optimization"]["stage"] = stage
+    (tmp_path / "bf16.json").write_text(json.dumps(values))
+    run = run_from(start_of(stock, tmp_path), tmp_path, deepspeed=str(tmp_path / "bf16.json"))
+    runs.run_to_end(runs.launcher(run, 2))
+    convert(tmp_path / "run", tmp_path / "out", dtype="fp32")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in stock.state_dict().items():
+        assert torch.equal(weights[name], tensor), name
+
+
 @pytest.mark.parametrize("trim_vocab", [False, True])
 def test_rows_that_pad_the_vocabulary_become_ids_on_the_way_out_and_in(
     trim_vocab: bool, tmp_path: Path
@@ -149,7 +167,7 @@ def test_rows_that_pad_the_vocabulary_become_ids_on_the_way_out_and_in(
     assert imported["parameters"] == exported["parameters"] == parameter_count(shape)
     assert imported["padding_rows"] == 84
     again = Transformer(start.model)
-    load_start(again, start)
+    again.load_state_dict(start_weights(start, start.model))
     write_checkpoint(tmp_path / "next", again, tokenizer=tokenizer)
     returned = convert(tmp_path / "next", tmp_path / "hf2", dtype="fp32", trim_vocab=trim_vocab)
     same = ("parameters", "vocab_size", "padding_rows", "bytes", "files")

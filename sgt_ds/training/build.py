@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from sgt_ds.config import (
     GrowthConfig,
@@ -32,7 +33,7 @@ from sgt_ds.growth import (
 from sgt_ds.model import Transformer, float8_fault
 from sgt_ds.telemetry import peak_flops, write_outcome
 from sgt_ds.training.compiling import CompileCache
-from sgt_ds.training.engine import Ranks, build_engine, say_what_sums_lose
+from sgt_ds.training.engine import Ranks, build_engine, say_what_sums_lose, set_masters
 from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.evaluation import build_evaluation
 from sgt_ds.training.faults import Requests
@@ -43,7 +44,7 @@ from sgt_ds.training.resume import restore
 from sgt_ds.training.rollback import uncut_metrics
 from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging, writing
 from sgt_ds.training.saves import RunCheckpoints
-from sgt_ds.training.start import checked_start, load_start
+from sgt_ds.training.start import checked_start, start_weights
 from sgt_ds.training.telemetry import start_telemetry
 from sgt_ds.training.trainer import Trainer
 from sgt_ds.training.validation import ValidationLoss
@@ -142,10 +143,13 @@ def build_trainer(
     """
     layout = RunLayout(config.run_dir)
     settled = resolve_growth(config.growth, config.model)
-    model = _model(config, ranks, layout)
+    weights = _start_weights(config, ranks, layout)
+    model = _model(config, ranks, weights)
     heartbeat.enter("start")
     compiled = _compiled(config, ranks)
     engine = build_engine(model, config, ranks, config_file)
+    if weights is not None:
+        set_masters(engine, weights)
     parts = StepParts(ranks.device, heartbeat.enter)
     parts.time_reduction(engine)
     heartbeat.enter("start")
@@ -189,8 +193,19 @@ def build_trainer(
     )
 
 
-def _model(config: RunConfig, ranks: Ranks, layout: RunLayout) -> Transformer:
-    """The model on this rank's device, with the weights that the run begins with. Collective."""
+def _start_weights(config: RunConfig, ranks: Ranks, layout: RunLayout) -> dict[str, Tensor] | None:
+    """The weights that the run begins with; None where it draws them or has saved some. Collective."""
+    path = config.init
+    # Once saved, a run needs its start no more.
+    if path is None or layout.has_checkpoints():
+        return None
+    start = ranks.from_main(lambda: checked_start(path, config.model))
+    log.info("weights of %s", path)
+    return start_weights(start, config.model)
+
+
+def _model(config: RunConfig, ranks: Ranks, weights: dict[str, Tensor] | None) -> Transformer:
+    """The model on this rank's device."""
     training = config.training
     model = Transformer(
         config.model,
@@ -199,11 +214,8 @@ def _model(config: RunConfig, ranks: Ranks, layout: RunLayout) -> Transformer:
         activation_checkpointing=training.activation_checkpointing,
         fp8=training.fp8,
     )
-    # Once saved, a run needs its start no more.
-    if config.init is not None and not layout.has_checkpoints():
-        path = config.init
-        load_start(model, ranks.from_main(lambda: checked_start(path, config.model)))
-        log.info("weights of %s", path)
+    if weights is not None:
+        model.load_state_dict(weights)
     return model.to(ranks.device)
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.utils import clip_grad_norm_
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.utils import safe_set_full_fp32_param
 from pydantic import ValidationError
 from torch import nn
 
@@ -155,6 +156,15 @@ def build_engine(
     if ranks.device.type == "cuda":
         _reduce_without_the_host(engine.optimizer)
     return engine
+
+
+def set_masters(engine: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give the float32 master weights their values, by name of a parameter.
+
+    Under bf16 the engine makes them of weights that it has rounded.
+    """
+    for name, parameter in engine.module.named_parameters():
+        safe_set_full_fp32_param(parameter, weights[name])
 
 
 def say_what_sums_lose(engine: Any, world_size: int, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Loads imported weights into a model about to be trained. Knows no engine."""
+"""Imported weights for a model about to be trained. Knows no engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from sgt_ds.checkpoints import Start, read_start
 from sgt_ds.config import ModelConfig, check_start
 from sgt_ds.errors import UserError
-from sgt_ds.model import Transformer, from_llama_names
+from sgt_ds.model import from_llama_names
 
 # How weights are drawn says nothing about weights that are there.
 _NO_SHAPE = {"init_std"}
@@ -35,13 +35,13 @@ def checked_start(path: Path, model: ModelConfig) -> Start:
     return start
 
 
-def load_start(model: Transformer, start: Start) -> None:
-    """Give `model` the weights of `start`, whose shape it has. Raises: UserError."""
+def start_weights(start: Start, model: ModelConfig) -> dict[str, Tensor]:
+    """The weights of `start`, by the names of a model of that shape. Raises: UserError."""
     tensors: dict[str, Tensor] = {}
     for file in start.weights:
         with safe_open(file, framework="pt") as stream:
             tensors |= {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
     try:
-        model.load_state_dict(from_llama_names(tensors, model.config))
+        return from_llama_names(tensors, model)
     except KeyError as error:
         raise UserError(start.path, None, f"lacks {error.args[0]}; import it again") from None
