@@ -328,6 +328,18 @@ def test_a_refused_start_leaves_the_directory_free_for_the_corrected_one(
         check_run_directory(refused.model_copy(update={"training": longer}))
 
 
+def test_checkpoints_without_a_run_yaml_are_trained_over(run_file: Path, tmp_path: Path) -> None:
+    config = load_run_config(run_file, [f"run_dir={tmp_path / 'run'}"])
+    prepare_run_directory(config, resuming=False)
+    layout = RunLayout(config.run_dir)
+    for step in (20, 100):
+        (layout.checkpoints / f"step-{step:08}").mkdir()
+    assert check_run_directory(config) is True
+    layout.config.unlink()
+    with pytest.raises(UserError, match=r"run\.yaml: is missing, .*resume: .*step-00000100`"):
+        check_run_directory(config)
+
+
 def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     config = load_run_config(run_file, [f"run_dir={run_dir}"])
