@@ -161,6 +161,13 @@ def test_broken_yaml_is_refused_without_a_traceback(tmp_path: Path, text: str) -
         load_run_config(path)
 
 
+def test_a_comma_in_a_number_is_told_as_a_key_of_the_wrong_type(run_file: Path) -> None:
+    other = yaml.safe_dump({key: value for key, value in RUN.items() if key != "training"})
+    run_file.write_text(f"{other}training: {{steps: 5,035, global_batch_size: 8}}\n")
+    with pytest.raises(UserError, match=r"training: 29 is not a key; in {…}, write 5035 rather"):
+        load_run_config(run_file)
+
+
 def test_the_saved_configuration_reads_back_as_the_same_run(run_file: Path, tmp_path: Path) -> None:
     config = load_run_config(
         run_file, ["growth.k_max=2", "model.vocab_size=1000", "optimizer.lr=6e-4"]
