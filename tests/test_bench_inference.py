@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+import sgt_ds.inference
 from sgt_ds.cli import main
 from sgt_ds.config import ModelConfig
 from sgt_ds.inference import InferenceSetting
@@ -89,3 +92,22 @@ def test_bad_usage_is_one_line(flags: list[str], capsys: pytest.CaptureFixture[s
     assert status == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert flags[0] in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_bench_stopped_before_its_first_row_ends_without_a_word(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(_: InferenceSetting) -> Iterator[None]:
+        signal.raise_signal(number)
+        yield None
+
+    monkeypatch.setattr(sgt_ds.inference, "bench_inference", stopped)
+    try:
+        status = main([*SMALL, "--json"])
+    except SystemExit as end:
+        status = end.code  # type: ignore[assignment]
+    assert status == 128 + number
+    told = capsys.readouterr()
+    assert not told.out
+    assert "there are no rows" in told.err.splitlines()[0]

@@ -161,6 +161,13 @@ def test_broken_yaml_is_refused_without_a_traceback(tmp_path: Path, text: str) -
         load_run_config(path)
 
 
+def test_a_comma_in_a_number_is_told_as_a_key_of_the_wrong_type(run_file: Path) -> None:
+    other = yaml.safe_dump({key: value for key, value in RUN.items() if key != "training"})
+    run_file.write_text(f"{other}training: {{steps: 5,035, global_batch_size: 8}}\n")
+    with pytest.raises(UserError, match=r"training: 29 is not a key; in {…}, write 5035 rather"):
+        load_run_config(run_file)
+
+
 def test_the_saved_configuration_reads_back_as_the_same_run(run_file: Path, tmp_path: Path) -> None:
     config = load_run_config(
         run_file, ["growth.k_max=2", "model.vocab_size=1000", "optimizer.lr=6e-4"]
@@ -326,6 +333,18 @@ def test_a_refused_start_leaves_the_directory_free_for_the_corrected_one(
     longer = refused.training.model_copy(update={"steps": refused.training.steps + 1})
     with pytest.raises(UserError, match=r"training\.steps: .* cosine .* with `fork: .*step-…`"):
         check_run_directory(refused.model_copy(update={"training": longer}))
+
+
+def test_checkpoints_without_a_run_yaml_are_trained_over(run_file: Path, tmp_path: Path) -> None:
+    config = load_run_config(run_file, [f"run_dir={tmp_path / 'run'}"])
+    prepare_run_directory(config, resuming=False)
+    layout = RunLayout(config.run_dir)
+    for step in (20, 100):
+        (layout.checkpoints / f"step-{step:08}").mkdir()
+    assert check_run_directory(config) is True
+    layout.config.unlink()
+    with pytest.raises(UserError, match=r"run\.yaml: is missing, .*resume: .*step-00000100`"):
+        check_run_directory(config)
 
 
 def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Path) -> None:

@@ -144,6 +144,8 @@ def test_both_rules_cut_a_text_in_one_way(tmp_path: Path, rows: Path) -> None:
     assert list(first.targets) == ids("river stone  lamp")[len(ids("river stone")) :]
     assert second.ids[0] == 0
     assert list(second.targets) == ids("lamp")
+    with pytest.raises(UserError, match=r"^sciq: item 0: .* 2 positions .*; leave the task out"):
+        list(requests_of(Questions(TASKS["sciq"], "lm_eval", [spaced]), encoder, 2))
 
 
 def test_normalisation_counts_other_characters(items_file: Path, rows: Path) -> None:

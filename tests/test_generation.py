@@ -289,7 +289,7 @@ def test_generate_prints_one_document_and_the_seed_decides(
     [
         (["--prompt", "a", "--top-p", "0"], "--top-p"),
         (["--prompt", "a", "--stream", "--json"], "--json"),
-        (["--prompts", "no/such/file"], "no/such/file"),
+        (["--prompts", "no/such/file"], "no/such/file: cannot be read (No such file"),
     ],
 )
 def test_bad_usage_is_one_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -60,8 +61,12 @@ def checkpoint(options: argparse.Namespace) -> None:
         raise UserError("--scratch", None, f"{options.scratch} is not a directory; create it first")
     benches = []
     for threads in options.threads:
-        # The first save of a process is its only first one.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with (
+            # The first save of a process is its only first one.
+            ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+            # Reading its result imports DeepSpeed here, too.
+            contextlib.redirect_stdout(sys.stderr),
+        ):
             benches.append(pool.submit(_measure, options, threads).result())
     if options.json:
         print_json({"preset": options.preset, "by_threads": [one.as_json() for one in benches]})

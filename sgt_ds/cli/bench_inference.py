@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,11 @@ def inference(options: argparse.Namespace) -> None:
     with ending_on_sigterm():
         try:
             rows.extend(bench_inference(setting))
+        except (KeyboardInterrupt, SystemExit):
+            if not rows:
+                message = "stopped before all rounds of the first batch size: there are no rows"
+                print(f"sgt-ds bench inference: {message}", file=sys.stderr)
+            raise
         finally:  # what is known when it is stopped, too
             if options.json and rows:
                 print_json(_as_json(options, setting, rows))

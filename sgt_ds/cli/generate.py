@@ -136,7 +136,8 @@ def _read_prompts(path: Path) -> list[str]:
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(path, None, f"cannot be read ({error}); give a text file") from None
+        cause = getattr(error, "strerror", None) or error
+        raise UserError(path, None, f"cannot be read ({cause}); give a text file") from None
     prompts = [line for line in text.splitlines() if line.strip()]
     if not prompts:
         raise UserError(path, None, "holds no prompt; write one per line")

@@ -281,6 +281,9 @@ def _as_user_error(path: Path, error: ValidationError) -> UserError:
             keys = ", ".join(lacking)
             return UserError(path, ".".join(location[:-1]) or None, f"lacks {keys}; add them")
         return UserError(path, field, "is missing; add it")
+    if detail["type"] == "invalid_key":
+        message = f"{location[-1]} is not a key; in {{…}}, write 5035 rather than 5,035"
+        return UserError(path, ".".join(location[:-1]) or None, message)
     info = info_at(location)
     message = in_plain_words(detail, info.get_default() if info else None)
     if detail["type"] == "value_error":

@@ -19,12 +19,20 @@ from sgt_ds.files import write_text_atomically
 def check_run_directory(config: RunConfig) -> bool:
     """Whether `run_dir` already holds this run.
 
-    Raises: UserError where it holds another run, where `resume: never` meets an existing one, or
-    where `resume` names a checkpoint from which this run can't continue.
+    Raises: UserError where it holds another run, or checkpoints without the run.yaml that says
+    whose they are, where `resume: never` meets an existing one, or where `resume` names a
+    checkpoint from which this run can't continue.
     """
     layout = RunLayout(config.run_dir)
     _check_named(config)
     saved = layout.config
+    if not saved.exists() and (newest := max(layout.checkpoints.glob("step-*"), default=None)):
+        raise UserError(
+            saved,
+            None,
+            f"is missing, but checkpoints are there, up to {newest.name}; put the file back, or "
+            f"continue in another run_dir with `resume: {newest}`",
+        )
     # What a refused start left behind is no one's run.
     if not saved.exists() or not layout.has_begun():
         if config.run_dir.exists() and not config.run_dir.is_dir():

@@ -94,7 +94,11 @@ def requests_of(questions: Questions, encoder: Encoder, positions: int) -> Itera
             try:
                 yield request(*pair, positions)
             except ValueError as error:
-                raise UserError(questions.task.name, f"item {item.id}", str(error)) from None
+                raise UserError(
+                    questions.task.name,
+                    f"item {item.id}",
+                    f"{error}; leave the task out, or score a model of longer sequences",
+                ) from None
 
 
 def _apart(encoder: Encoder, context: str, continuation: str) -> tuple[list[int], list[int]]:

@@ -176,8 +176,9 @@ def read_items(path: Path) -> list[ItemResult]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
         raise UserError(
-            path, None, f"cannot be read ({error}); give a file written by --out"
+            path, None, f"cannot be read ({cause}); give a file written by --out"
         ) from None
     found = []
     for number, line in enumerate(lines, start=1):
