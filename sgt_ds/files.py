@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from sgt_ds.errors import UserError
+
 log = logging.getLogger(__name__)
 
 # Hours of a large model's lines: a run that can't write them for longer saves nothing either.
@@ -171,3 +173,18 @@ class LineFile:
         if os.fstat(self._descriptor).st_size != self._size:
             os.ftruncate(self._descriptor, self._size)
             os.fsync(self._descriptor)
+
+
+@contextmanager
+def writing(path: Path, field: str | None = None) -> Iterator[None]:
+    """For a start, which has nothing to lose yet. Raises: UserError where the disk refuses.
+
+    `field`: the setting that names `path`.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = (
+            f"cannot be written ({error.strerror}); free disk space, or choose another run_dir"
+        )
+        raise UserError(path, field, message) from None

@@ -12,7 +12,7 @@ import torch
 import sgt_ds.inference
 from sgt_ds.cli import main
 from sgt_ds.config import ModelConfig
-from sgt_ds.inference import InferenceSetting
+from sgt_ds.inference import InferenceRow, InferenceSetting
 from sgt_ds.inference.bench import Runner, build_models
 
 GPU = torch.cuda.is_available()
@@ -94,15 +94,19 @@ def test_bad_usage_is_one_line(flags: list[str], capsys: pytest.CaptureFixture[s
     assert flags[0] in line
 
 
+@pytest.mark.parametrize("rows", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_bench_stopped_before_its_first_row_ends_without_a_word(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_bench_that_is_stopped_loses_its_rows_or_ends_without_a_word(
+    number: signal.Signals,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stopped(_: InferenceSetting) -> Iterator[None]:
+    def stopped(_: InferenceSetting) -> Iterator[InferenceRow]:
+        yield from [InferenceRow("vanilla", 1, 1.0, 2.0, 1.0, 1.0, (1.0, 1.0))] * rows
         if number == signal.SIGINT:  # ignored itself where the tests run in the background
             raise KeyboardInterrupt
         signal.raise_signal(number)
-        yield None
 
     monkeypatch.setattr(sgt_ds.inference, "bench_inference", stopped)
     try:
@@ -111,5 +115,10 @@ def test_a_bench_stopped_before_its_first_row_ends_without_a_word(
         status = end.code  # type: ignore[assignment]
     assert status == 128 + number
     told = capsys.readouterr()
-    assert not told.out
-    assert "there are no rows" in told.err.splitlines()[0]
+    if rows:
+        document = json.loads(told.out)
+        assert not document["complete"]
+        assert [row["decode_tokens_per_second"] for row in document["rows"]] == [2.0]
+    else:
+        assert not told.out
+        assert "there are no rows" in told.err.splitlines()[0]

@@ -22,6 +22,7 @@ from sgt_ds.growth import Loop, State
 from sgt_ds.ports import free_ports
 from sgt_ds.telemetry import (
     METRICS,
+    OWN_PARTS,
     STEP_PARTS,
     DeviceMemory,
     Exporter,
@@ -357,6 +358,11 @@ def test_rules_runbooks_and_dashboards_name_no_metric_that_is_not_served() -> No
         words = set(re.findall(r"(?<![\w:])sgt_[a-z_]+(?![\w:*])", text)) - {"sgt_ds"}
         assert words <= served, file
         assert set(re.findall(r"\b(?:run|rank):sgt_[a-z_]+:\w+", text)) <= recorded, file
+
+
+def test_the_rules_count_other_phases_as_a_ranks_own_work_than_top_does() -> None:
+    rules = (MONITORING / "rules/recording.yml").read_text()
+    assert f'part=~"{"|".join(OWN_PARTS)}"' in rules
 
 
 def test_targets_number_the_ranks_in_the_hostfiles_order() -> None:

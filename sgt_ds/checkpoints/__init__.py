@@ -30,7 +30,7 @@ from sgt_ds.checkpoints.store import (
 from sgt_ds.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sgt_ds.checkpoints.agreement import SaveFailed, from_first
+    from sgt_ds.checkpoints.agreement import SaveFailed, agree_on_input, from_first
     from sgt_ds.checkpoints.loading import load, load_weights_only, newest_good_for_all
     from sgt_ds.checkpoints.payload import load_payload
     from sgt_ds.checkpoints.saving import Saved, Saver, save
@@ -46,6 +46,7 @@ __all__ = [
     "Saved",
     "Saver",
     "Start",
+    "agree_on_input",
     "being_read",
     "bytes_to_verify",
     "checkpoint_until",
@@ -75,7 +76,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "agreement": ("SaveFailed", "from_first"),
+        "agreement": ("SaveFailed", "agree_on_input", "from_first"),
         "loading": ("load", "load_weights_only", "newest_good_for_all"),
         "payload": ("load_payload",),
         "saving": ("Saved", "Saver", "save"),

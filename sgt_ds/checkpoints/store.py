@@ -79,8 +79,8 @@ def rng_name(rank: int) -> str:
 def list_checkpoints(directory: Path) -> list[CheckpointInfo]:
     """Checkpoints in `directory`, newest first; damaged ones too, with their fault.
 
-    One whose manifest is damaged follows those of earlier steps; one that has none comes last: it
-    is half removed.
+    One whose manifest is damaged counts as newer than those of earlier steps; one that has none
+    comes last: it is half removed.
     Raises: UserError where `directory` is not a folder.
     """
     if not directory.is_dir():

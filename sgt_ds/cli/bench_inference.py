@@ -112,7 +112,8 @@ def inference(options: argparse.Namespace) -> None:
     rows: list[InferenceRow] = []
     with ending_on_sigterm():
         try:
-            rows.extend(bench_inference(setting))
+            for row in bench_inference(setting):
+                rows.append(row)
         except (KeyboardInterrupt, SystemExit):
             if not rows:
                 message = "stopped before all rounds of the first batch size: there are no rows"

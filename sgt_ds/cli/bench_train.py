@@ -278,7 +278,8 @@ def print_table(setting: RunSetting, measured: Measured) -> None:
     )
     print(
         "time, FLOPs: added to vanilla's on the same ranks; excess: their ratio; scaling: "
-        "tokens/s/rank relative to the fewest ranks; spread: between ranks"
+        "tokens/s/rank relative to the fewest ranks; spread: own work "
+        "(data, forward) of the slowest rank over the quickest's"
     )
 
 

@@ -55,7 +55,8 @@ def show_targets(options: argparse.Namespace) -> None:
             layout.run_dir, None, "holds no run.yaml yet; start the run first, or give its name"
         )
     if layout.config.exists():
-        name, port = layout.run_dir.resolve().name, load_run_config(layout.config).telemetry.port
+        config = load_run_config(layout.config)
+        name, port = config.run_dir.name, config.telemetry.port  # as its exporters say
     groups = targets(hosts, run=name, port=options.port or port)
     text = json.dumps(groups, indent=2) + "\n"
     if options.out is None:

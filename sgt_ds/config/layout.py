@@ -48,7 +48,11 @@ class RunLayout:
 
     def has_checkpoints(self) -> bool:
         """Whether any checkpoint lies here, whole or not."""
-        return any(self.checkpoints.glob("step-*"))
+        return self.newest_checkpoint() is not None
+
+    def newest_checkpoint(self) -> Path | None:
+        """The one of the highest step, whole or not; None where there is none."""
+        return max(self.checkpoints.glob("step-*"), default=None)
 
     def strangers(self) -> list[Path]:
         """What is there and no run wrote, sorted; nothing where a start was made here.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import config_differences, dump_run_config, load_run_config
 from sgt_ds.config.run import RunConfig
 from sgt_ds.errors import UserError
-from sgt_ds.files import write_text_atomically
+from sgt_ds.files import write_text_atomically, writing
 
 
 def check_run_directory(config: RunConfig) -> bool:
@@ -26,7 +25,7 @@ def check_run_directory(config: RunConfig) -> bool:
     layout = RunLayout(config.run_dir)
     _check_named(config)
     saved = layout.config
-    if not saved.exists() and (newest := max(layout.checkpoints.glob("step-*"), default=None)):
+    if not saved.exists() and (newest := layout.newest_checkpoint()):
         raise UserError(
             saved,
             None,
@@ -67,7 +66,7 @@ def _check_named(config: RunConfig) -> None:
     path = config.resume
     if not isinstance(path, Path) or not path.is_dir():  # what is not there is reported elsewhere
         return
-    newest = max(RunLayout(config.run_dir).checkpoints.glob("step-*"), default=None)
+    newest = RunLayout(config.run_dir).newest_checkpoint()
     parent = RunLayout(path.resolve().parent.parent)
     if parent.run_dir == config.run_dir.resolve():
         if newest is not None and path.resolve() != newest.resolve():
@@ -153,7 +152,7 @@ def prepare_run_directory(config: RunConfig, *, resuming: bool) -> None:
     Raises: UserError where it cannot be written.
     """
     layout = RunLayout(config.run_dir)
-    with _writing(config):
+    with writing(config.run_dir, "run_dir"):
         for folder in (layout.checkpoints, layout.logs, layout.control):
             folder.mkdir(parents=True, exist_ok=True)
         if not resuming:
@@ -166,7 +165,7 @@ def prepare_run_directory(config: RunConfig, *, resuming: bool) -> None:
 
 def save_run_config(config: RunConfig) -> None:
     """Write the resolved configuration. Raises: UserError where it cannot be written."""
-    with _writing(config):
+    with writing(config.run_dir, "run_dir"):
         write_text_atomically(RunLayout(config.run_dir).config, dump_run_config(config))
 
 
@@ -176,12 +175,3 @@ def _bring_history(parent: RunLayout, own: RunLayout) -> None:
         for there, here in ((parent.journal, own.journal), (parent.metrics, own.metrics)):
             if there.is_file():
                 shutil.copyfile(there, here)
-
-
-@contextmanager
-def _writing(config: RunConfig) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        message = f"cannot be written ({error.strerror}); choose another"
-        raise UserError(config.run_dir, "run_dir", message) from None

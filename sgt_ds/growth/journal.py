@@ -1,6 +1,6 @@
 """Writing the growth journal: append-only JSON lines that survive a crash and a resume.
 
-One process writes: global rank 0. Reading is in `lines`. Knows no policy and no process group.
+One process writes: global rank 0. Reading is in `lines`. Knows no process group.
 """
 
 from __future__ import annotations

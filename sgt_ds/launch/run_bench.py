@@ -24,12 +24,13 @@ from sgt_ds.errors import SgtError
 from sgt_ds.launch.bench_launch import launch_one, make_scratch, path_override
 from sgt_ds.ports import free_ports
 from sgt_ds.progress import Progress
-from sgt_ds.telemetry import TIMEOUT_HEADER
+from sgt_ds.telemetry import OWN_PARTS, TIMEOUT_HEADER
 
 SCRAPE_SECONDS, FIRST_SCRAPE_SECONDS = 0.5, 0.05
 _COUNT = ("sgt_step_duration_seconds_count", ())
 # No parts of an update: these runs do both once, at their end.
 _BESIDE = frozenset({"validation", "checkpoint"})
+_PARTS = "sgt_step_part_seconds_total"
 _PEAK = ("sgt_gpu_memory_peak_bytes", ())
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -78,7 +79,7 @@ class RunFigures:
     flops_per_token: float
     mfu_ratio: float | None
     rank_spread_ratio: float
-    """Slowest rank's mean update over the quickest's, less one."""
+    """Slowest rank's own work per update (data, forward) over the quickest's, less one."""
     parts: dict[str, float]
     """Share of each part of an update, mean of all ranks; no validation and no checkpoint."""
     growth_collective_seconds: float
@@ -225,7 +226,12 @@ def _run(
         launch_one(name, [*words, "resume=never"], ranks, directory.with_suffix(".log"))
     figures = _figures(setting, chosen.name, ranks, repeat, directory, scraper)
     if setting.loads:
-        launch_one(f"{name}, resumed", words, ranks, directory.with_suffix(".resumed.log"))
+        launch_one(
+            f"{name}, resumed",
+            [*words, "resume=auto"],
+            ranks,
+            directory.with_suffix(".resumed.log"),
+        )
         newest = RunLayout(directory).starts.read_text().splitlines()[-1]
         figures = replace(figures, load_seconds=json.loads(newest)["load_seconds"])
     shutil.rmtree(RunLayout(directory).checkpoints)  # tens of gigabytes, of no more use
@@ -246,8 +252,8 @@ def _figures(
     seconds = sorted(tokens / speed for speed in speeds)
     timed = scraper.since_warm_up()
     counts = [series[_COUNT] for series in timed]
-    means = [
-        series["sgt_step_duration_seconds_sum", ()] / count
+    own = [
+        sum(series.get((_PARTS, (("part", part),)), 0.0) for part in OWN_PARTS) / count
         for series, count in zip(timed, counts, strict=True)
     ]
     last = list(scraper.last.values())
@@ -255,7 +261,7 @@ def _figures(
     parts: dict[str, float] = {}
     for series in timed:
         for (metric, labels), value in series.items():
-            if metric == "sgt_step_part_seconds_total":
+            if metric == _PARTS:
                 part = dict(labels)["part"]
                 if part not in _BESIDE:
                     parts[part] = parts.get(part, 0.0) + value
@@ -272,7 +278,7 @@ def _figures(
         tokens_per_second_per_rank=statistics.median(speeds) / ranks,
         flops_per_token=main["sgt_flops_per_token", ()],
         mfu_ratio=_median_mfu(main, statistics.median(speeds)),
-        rank_spread_ratio=max(means) / min(means) - 1,
+        rank_spread_ratio=max(own) / min(own) - 1,
         parts={part: value / spent for part, value in sorted(parts.items())},
         growth_collective_seconds=statistics.fmean(collectives) / counts[0],
         checkpoint_seconds=main.get(("sgt_checkpoint_duration_seconds", ()), 0.0),

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from types import FrameType
 from sgt_ds.checkpoints import list_checkpoints
 from sgt_ds.config import RunConfig, RunLayout, dump_run_config
 from sgt_ds.errors import SgtError, UserError
-from sgt_ds.files import write_text_atomically
+from sgt_ds.files import write_text_atomically, writing
 from sgt_ds.launch.command import Target, deepspeed_command, master_address
 from sgt_ds.launch.environment import (
     MASTER_ADDRESS_VARIABLE,
@@ -144,7 +144,12 @@ def _train(
     failures, first = 0, newest_step(layout)
     while True:
         before = newest_step(layout)
-        status, reason = _run_once(launch, signals, asked, grace_seconds)
+        try:
+            status, reason = _run_once(launch, signals, asked, grace_seconds)
+        except UserError as error:
+            if not failures:  # the first start
+                raise
+            status, reason = 1, f"the run could not be started again: {error}"
         if status in (0, BAD_INPUT) or signals.count or asked.is_set():
             return _end(run_dir, status, reason)
         failures = 1 if newest_step(layout) > before else failures + 1
@@ -202,7 +207,7 @@ def _run_once(
         launch_id = f"sgt.{meeting}.{os.environ.get('SLURM_JOB_ID', '0')}".replace(":", "-")
         record = replace(record, run_id=node_run_id(launch_id, target.node_rank))
     watch = Watch(run_dir, record.run_id)
-    with _writing(run_dir):
+    with writing(run_dir, "run_dir"):
         if not target.node_rank:
             write_record(run_dir, record)
         watch.begin(first_host=not target.node_rank)
@@ -249,7 +254,7 @@ def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
         arguments = [str(resolved)]
         environment[MASTER_ADDRESS_VARIABLE] = address
         environment[MASTER_PORT_VARIABLE] = str(port)
-        with _writing(launch.config.run_dir):
+        with writing(launch.config.run_dir, "run_dir"):
             write_text_atomically(hostfile, format_hostfile(target.hosts))
             write_text_atomically(resolved, dump_run_config(launch.config))
             write_environment_file(variables, forwarded_environment(environment))
@@ -362,16 +367,6 @@ def _end(run_dir: Path, status: int, reason: str) -> int:
     if status != BAD_INPUT:  # the rank has said in one line what is wrong
         _say(reason)
     return status
-
-
-@contextmanager
-def _writing(run_dir: Path) -> Iterator[None]:
-    """Before any rank is started. Raises: UserError where the disk refuses."""
-    try:
-        yield
-    except OSError as error:
-        message = f"cannot be written ({error.strerror}); free disk space and start again"
-        raise UserError(run_dir, "run_dir", message) from None
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,7 @@ from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.outcome import Outcome, read_outcome, remove_outcome, write_outcome
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord
-from sgt_ds.telemetry.scrapers import TIMEOUT_HEADER
+from sgt_ds.telemetry.server import TIMEOUT_HEADER
 from sgt_ds.telemetry.snapshot import DeviceMemory
 from sgt_ds.telemetry.targets import TargetGroup, beyond_loopback, own_target, targets
 from sgt_ds.telemetry.trackers import Tracker, tensorboard, wandb

@@ -41,7 +41,7 @@ _NOW = Row(
         stat(
             "Slowest rank",
             "none",
-            "The rank whose own work (data, forward, backward) takes longest; the others wait for it.",
+            "The rank whose own work (data, forward) takes longest; the others wait for it.",
             Query(f"topk(1, {_WORK})", _RANK, newest=True),
             text_mode="name",
         ),
@@ -73,7 +73,7 @@ _STEPS = Row(
         lines(
             "Own work per update across ranks",
             "s",
-            "Seconds of data, forward and backward per update: fastest, median and slowest rank.",
+            "Seconds of data and forward per update: fastest, median and slowest rank.",
             *(
                 Query(f"quantile({share}, {_WORK})", name)
                 for share, name in ((0, "quickest"), (0.5, "middle"), (1, "slowest"))

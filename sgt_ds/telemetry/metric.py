@@ -24,9 +24,9 @@ STEP_PARTS = (
     *("validation", "checkpoint"),
 )
 
-# Those that a rank spends on its own work; in the others it waits for other ranks, so updates last
-# equally long on all of them however slow one is.
-OWN_PARTS = ("data", "forward", "backward")
+# Those in which a rank waits for no other; updates last equally long on all of them, however slow
+# one is. Backward is none of them: ZeRO reduces full buckets within it, and there a quick rank waits.
+OWN_PARTS = ("data", "forward")
 
 # From a small model on one GPU (tens of milliseconds) to a large global batch on a few (minutes).
 STEP_BUCKETS_SECONDS = (

@@ -6,8 +6,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-# Prometheus and agents like it send it with each scrape; a run that ends waits for no one else.
-TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 # Longer than any sensible scrape interval.
 GONE_AFTER_SECONDS = 120.0
 # How late a turn may be where they follow each other quickly.

@@ -25,7 +25,6 @@ from pydantic import SecretStr
 from sgt_ds.errors import UserError
 from sgt_ds.telemetry.certificate import Certificate
 from sgt_ds.telemetry.credentials import Credentials
-from sgt_ds.telemetry.scrapers import TIMEOUT_HEADER
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -37,6 +36,9 @@ MAX_CONNECTIONS = 256
 
 # How far `port_in_use: next` looks: more than the ranks of a few runs on one host.
 MAX_PORTS_TRIED = 64
+
+# Prometheus and agents like it send it with each scrape; a run that ends waits for no one else.
+TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 
 Render = Callable[[str, str | None], tuple[str, bytes]]
 """Accept header and scraper (None: someone else reads) in, content type and body out."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sgt_ds.checkpoints import agree_on_input
 from sgt_ds.config import (
     GrowthConfig,
     RunConfig,
@@ -21,6 +22,7 @@ from sgt_ds.config import (
 )
 from sgt_ds.data import Loader, check_data, check_shards, open_token_set, validation_batches
 from sgt_ds.errors import SgtError, UserError
+from sgt_ds.files import writing
 from sgt_ds.flops import FlopsCounter, earliest_outcome
 from sgt_ds.growth import (
     GrowthController,
@@ -42,7 +44,7 @@ from sgt_ds.training.lost_peers import lost_peers_told
 from sgt_ds.training.parts import StepParts
 from sgt_ds.training.resume import restore
 from sgt_ds.training.rollback import uncut_metrics
-from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging, writing
+from sgt_ds.training.run_directory import MetricsFile, only_trainer, set_up_logging
 from sgt_ds.training.saves import RunCheckpoints
 from sgt_ds.training.start import checked_start, start_weights
 from sgt_ds.training.telemetry import start_telemetry
@@ -77,7 +79,7 @@ def run(
             held.enter_context(_noted_failure(config))
             held.enter_context(lost_peers_told(heartbeat))  # what is noted is the line that is told
         config = prepare(config, ranks, resuming=resuming)
-        set_up_logging(config.run_dir, ranks.rank)
+        _set_up_logging(config, ranks)
         trainer = build_trainer(config, ranks, config_file, heartbeat)
         try:
             heartbeat.enter("start")
@@ -95,6 +97,16 @@ def run(
             _note_end(config, 0, _end_in_words(end, trainer.clock.step, config.training.steps))
 
 
+def _set_up_logging(config: RunConfig, ranks: Ranks) -> None:
+    """Collective. Raises: UserError, on all ranks, where one cannot write its log."""
+    fault: UserError | None = None
+    try:
+        set_up_logging(config.run_dir, ranks.rank)
+    except UserError as error:
+        fault = error
+    agree_on_input(fault, ranks.host_group)
+
+
 @contextmanager
 def _noted_failure(config: RunConfig) -> Iterator[None]:
     """Bad input leaves the record of an earlier end as it is: nothing was trained."""
@@ -107,7 +119,8 @@ def _noted_failure(config: RunConfig) -> Iterator[None]:
         raise
     except Exception as error:
         said = (f"{error}".splitlines() or [""])[0][:300]
-        _note_end(config, 1, f"the run failed: {type(error).__name__}: {said}")
+        what = ": ".join(filter(None, (type(error).__name__, said)))
+        _note_end(config, 1, f"the run failed: {what}")
         raise
 
 

@@ -29,7 +29,7 @@ from sgt_ds.training.optimizer import build_optimizer
 
 log = logging.getLogger(__name__)
 
-# Where a ring adds up bf16 gradients one rank after another, the sum of so many is 2 to 5% off, and
+# Where a ring adds up bf16 gradients one rank after another, the sum of so many is about 2% off, and
 # of 1,024, where they agree, a third too small: a share no longer moves the sum.
 BF16_SUM_RANKS = 256
 

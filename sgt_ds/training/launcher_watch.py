@@ -70,7 +70,7 @@ class LauncherWatch:
             self._seeks_supervisor = False
 
     def _watch(self, processes: Iterable[int]) -> None:
-        """Have `look` see when one of them ends. `processes`: their pidfds."""
+        """Have `look_at_launchers` see when one of them ends. `processes`: their pidfds."""
         for process in processes:
             self._ends.register(process, select.POLLIN)
 

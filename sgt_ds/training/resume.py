@@ -11,9 +11,9 @@ from typing import Any
 from sgt_ds import checkpoints
 from sgt_ds.config import RunConfig, RunLayout
 from sgt_ds.errors import UserError
+from sgt_ds.files import writing
 from sgt_ds.growth import averaged
 from sgt_ds.training.engine import Ranks
-from sgt_ds.training.run_directory import writing
 from sgt_ds.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,10 @@ def _fork_growth(trainer: Trainer, path: Path, state: Mapping[str, Any]) -> None
 
     def inherited() -> Mapping[str, Any]:
         journal, parent = trainer.growth.journal, RunLayout(path.resolve().parent.parent).journal
-        measured = journal.adopt(parent, trainer.clock.step) if journal is not None else []
+        if journal is None:
+            return growth
+        with writing(journal.path):
+            measured = journal.adopt(parent, trainer.clock.step)
         ema = trainer.config.growth.entropy_ema
         return {**growth, **averaged(measured, ema)} if measured else growth
 

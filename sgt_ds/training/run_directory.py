@@ -13,7 +13,7 @@ from typing import Any
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
-from sgt_ds.files import LineFile, take_lock
+from sgt_ds.files import LineFile, take_lock, writing
 
 
 @contextmanager
@@ -38,18 +38,6 @@ def only_trainer(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """For a start, which has nothing to lose yet. Raises: UserError where the disk refuses."""
-    try:
-        yield
-    except OSError as error:
-        message = (
-            f"cannot be written ({error.strerror}); free disk space, or choose another run_dir"
-        )
-        raise UserError(path, None, message) from None
 
 
 class _LogFile(logging.FileHandler):

@@ -284,7 +284,10 @@ class Trainer:
         self.loader.close()
         self.checkpoints.close()
         if self.telemetry is not None:
-            self.telemetry.close(wait_seconds=LAST_SCRAPE_SECONDS[self._end])
+            training = self.config.training
+            # Half of what a rank may spend at its end before it counts as hanging.
+            longest = max(training.collective_timeout_seconds, training.hang_seconds) / 2
+            self.telemetry.close(wait_seconds=min(LAST_SCRAPE_SECONDS[self._end], longest))
 
     def _after_step(self) -> None:
         """Checks, validation and checkpoint where they are due. Collective."""
