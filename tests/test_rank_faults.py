@@ -135,7 +135,7 @@ def test_how_a_raw_run_ended_points_to_a_log_that_does_not_tell(tmp_path: Path) 
     prepare_run_directory(config, resuming=False)
     for error, told in (
         (RuntimeError("boom\nand more"), "the run failed: RuntimeError: boom"),
-        (MemoryError(), "the run failed: MemoryError: "),
+        (MemoryError(), "the run failed: MemoryError"),
         (
             LostPeer("rank 0 on a lost another rank"),
             "the run failed: rank 0 on a lost another rank",
