@@ -352,6 +352,9 @@ def test_a_launcher_that_ends_while_the_disk_refuses_is_not_missed(
     folder = tmp_path / "ranks"
     waits = [sys.executable, "-c", "import signal; signal.pause()", "deepspeed"]
     with subprocess.Popen(waits) as launcher:
+        # A process that has just begun has no command line yet, by which a launcher is known.
+        command = Path(f"/proc/{launcher.pid}/cmdline")
+        until(lambda: b"deepspeed" in command.read_bytes())
         monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
         with Heartbeat(folder, 0, hang_seconds=60, patient_seconds=600) as heart:
             shutil.rmtree(folder, ignore_errors=True)
