@@ -61,7 +61,7 @@ floor:
 	  --numprocesses $(WORKERS) --dist loadfile $$(grep -lE 'transformers|convert|inference|lm_eval' tests/test_*.py)
 
 bench: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/sgt-ds bench step --preset demo --k-max 2 --rounds 20
+	OMP_NUM_THREADS=1 $(BIN)/sgt-ds bench step --preset demo --variants sgt:2 --rounds 20
 
 # Kills training runs at chosen moments and compares every resume (tests/training_storm.py).
 storm: $(STAMP)

@@ -19,21 +19,25 @@ def bench(*flags: str) -> subprocess.CompletedProcess[str]:
 
 def test_bench_prints_more_than_one_document_or_other_flops() -> None:
     small = ("--seq-len", "32", "--micro-batch-size", "1", "--rounds", "2", "--mode", "eager")
-    done = bench(*small, "--entering", "--device", "cpu", "--json")
+    cases = ("--variants", "vanilla", "sgt:2", "block_loop:1", "--entering", "decay", "ramp")
+    done = bench(*small, *cases, "--device", "cpu", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     rows = {(row["case"], row["entropy"]): row for row in document["rows"]}
-    assert len(rows) == 5
-    assert rows["vanilla", False]["time_ratio"] == 1.0
-    # One loop of one head costs 24·d·d_h + 12·N·d_h; three layers, two passes, two heads.
+    told = {case: row["flops_ratio"] - 1 for (case, entropy), row in rows.items() if entropy}
+    assert len(rows) == len(told) + 1 == 6
+    assert rows["vanilla", True]["time_ratio"] == 1.0
+    assert rows["vanilla", False]["flops_ratio"] == 1.0
+    # One loop of one head costs 24·d·d_h + 12·N·d_h.
     model = PRESETS["tiny"]
     size = model.head_size
-    added = 12 * (24 * model.hidden_size * size + 12 * 32 * size)
     base = vanilla_flops_per_token(model, 32)
-    assert rows["sgt", True]["flops_ratio"] == pytest.approx(1 + added / base)
-    # Entering by decay: the newest of the three runs all four heads, once.
-    entering = 1 + added / base * (4 + 4 + 4) / 12
-    assert rows["sgt, entering", False]["flops_ratio"] == pytest.approx(entering)
+    head = (24 * model.hidden_size * size + 12 * 32 * size) / base
+    assert told["sgt:2"] == pytest.approx(3 * 2 * 2 * head)  # layers, passes, heads
+    assert told["entering by decay"] == pytest.approx(4 * head)  # all heads, in one layer
+    assert told["entering by ramp"] == pytest.approx(2 * head)
+    block = 4 * head + 18 * model.hidden_size * model.intermediate_size / base
+    assert told["block_loop:1"] == pytest.approx(3 * block)
     assert all(row["peak_memory_bytes"] > 1e6 for row in rows.values())
     roofline = document["roofline"]
     assert roofline["product_size"] == 1024
@@ -41,7 +45,9 @@ def test_bench_prints_more_than_one_document_or_other_flops() -> None:
     assert roofline["copy_bytes_per_second"] > 1e7
 
 
-@pytest.mark.parametrize("flags", [("--rounds", "0"), ("--heads", "9"), ("--layers", "6")])
+@pytest.mark.parametrize(
+    "flags", [("--rounds", "0"), ("--heads", "9"), ("--layers", "6"), ("--variants", "sgt")]
+)
 def test_bad_bench_usage_prints_a_traceback(flags: tuple[str, str]) -> None:
     done = bench(*flags)
     assert done.returncode == 2

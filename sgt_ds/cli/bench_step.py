@@ -1,4 +1,4 @@
-"""`sgt-ds bench step`: one training step of a method compared with vanilla."""
+"""`sgt-ds bench step`: one training step of some methods compared with vanilla."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ from sgt_ds.cli.frame import (
     warn,
     whole_number,
 )
-from sgt_ds.config import PRESETS, Entry, GrowthConfig, float8_faults, growth_faults
+from sgt_ds.config import (
+    PRESETS,
+    Entry,
+    GrowthConfig,
+    float8_faults,
+    growth_faults,
+    parse_variant,
+)
 from sgt_ds.errors import UserError
-from sgt_ds.growth import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,13 +41,16 @@ def register(group: Subparsers[Parser]) -> None:
         group,
         "step",
         "Compare the time of one training step with vanilla's, and with what its FLOPs predict.",
-        "sgt-ds bench step --preset demo --k-max 2 --micro-batch-size 8 --seq-len 256",
+        "sgt-ds bench step --preset demo --variants sgt:2 --micro-batch-size 8 --seq-len 256",
         step,
     )
     parser.add_argument("--preset", choices=list(PRESETS), default="demo", help="model shape")
-    parser.add_argument("--method", choices=list(POLICIES), default="sgt", help="growth method")
     parser.add_argument(
-        "--k-max", type=whole_number(1), default=2, help="passes after the main one"
+        "--variants",
+        nargs="+",
+        default=["sgt:1", "sgt:3"],
+        metavar="V",
+        help="compared with vanilla: sgt:K (its fixed phase), attention_loop:K, block_loop:K",
     )
     parser.add_argument(
         "--layers",
@@ -49,13 +58,15 @@ def register(group: Subparsers[Parser]) -> None:
         default=3,
         help="number of looping layers, the deepest ones",
     )
+    parser.add_argument("--heads", type=whole_number(1), default=2, help="heads that loop (SGT)")
     parser.add_argument(
-        "--heads", type=whole_number(1), default=2, help="heads that loop per layer"
+        "--entering",
+        nargs="+",
+        choices=[entry for entry in get_args(Entry) if entry != "none"],
+        default=[],
+        metavar="ENTRY",
+        help="also time one layer's first entry window: decay, ramp",
     )
-    parser.add_argument(
-        "--entry", choices=get_args(Entry), default="decay", help="how a loop enters"
-    )
-    parser.add_argument("--entering", action="store_true", help="time an entry window too")
     parser.add_argument(
         "--micro-batch-size", type=whole_number(1), default=8, help="sequences per forward pass"
     )
@@ -93,7 +104,9 @@ def register(group: Subparsers[Parser]) -> None:
 def step(options: argparse.Namespace) -> None:
     """Measure and print."""
     model = PRESETS[options.preset]
-    growth = GrowthConfig(k_max=options.k_max, layers=options.layers, heads=options.heads)
+    for variant in options.variants:
+        parse_variant(variant)  # before the seconds that torch takes to load
+    growth = GrowthConfig(layers=options.layers, heads=options.heads)
     for key, fault in growth_faults("sgt", growth, model):
         raise UserError(f"--{key.replace('_', '-')}", None, fault)
 
@@ -106,12 +119,10 @@ def step(options: argparse.Namespace) -> None:
     device = chosen_device(options.device)
     setting = Setting(
         model=model,
-        method=options.method,
-        depth=options.k_max,
+        variants=tuple(options.variants),
         layers=options.layers,
         heads=options.heads,
-        entry=options.entry,
-        entering=options.entering,
+        entering=tuple(options.entering),
         micro_batch_size=options.micro_batch_size,
         micro_batches=options.micro_batches,
         sequence_length=options.seq_len,
@@ -167,7 +178,7 @@ def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
         low, high = (1000 * seconds for seconds in row.step_seconds_quartiles)
         peak = "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 1e6:.0f}"
         print(
-            f"{row.mode:9}{row.case + (' + entropy' if row.entropy else ''):22}"
+            f"{row.mode:9}{row.case + ('' if row.entropy else ', no entropies'):22}"
             f"{1000 * row.step_seconds:9.1f}{f'{low:.1f}-{high:.1f}':>16}"
             f"{row.tokens_per_second:11,.0f}{peak:>9}{row.time_ratio:8.3f}"
             f"{row.forward_backward_ratio:9.3f}{row.flops_ratio:8.3f}"

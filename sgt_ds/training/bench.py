@@ -1,4 +1,4 @@
-"""Time and memory of one training step of a method, relative to vanilla and to its FLOPs.
+"""Time and memory of one training step of some methods, relative to vanilla and to their FLOPs.
 
 One process, plain torch: forward and backward of some micro-batches, AdamW, on random tokens. Knows
 no launcher, no data and no run. Every round times every case once, so that a machine that slows
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sgt_ds.config import Entry, ModelConfig, OptimizerConfig
+from sgt_ds.config import Entry, ModelConfig, OptimizerConfig, parse_variant
 from sgt_ds.flops import loop_flops_per_token, parameter_count, vanilla_flops_per_token
 from sgt_ds.growth import Loop, Passes, Scope, State, passes_at
 from sgt_ds.memory import peak_resident_bytes, reset_peak_resident
@@ -34,14 +34,14 @@ class Setting:
     """What is measured, and how."""
 
     model: ModelConfig
-    method: str
-    depth: int
-    """Passes of a looping layer after the main one (K_max of sgt)."""
+    variants: tuple[str, ...]
+    """METHOD:K with K passes after the main one; `vanilla`, to which all are compared, always runs."""
     layers: int
+    """Looping layers: the deepest."""
     heads: int
-    entry: Entry
-    entering: bool
-    """Time the first window of the newest loop too."""
+    """Heads that loop, of sgt."""
+    entering: tuple[Entry, ...]
+    """Entry windows to time too: the deepest layer's first, alone."""
     micro_batch_size: int
     micro_batches: int
     """Added up before each optimizer step; the device is waited for once they are all queued."""
@@ -57,11 +57,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """One case of one mode. Ratios are to vanilla of the same mode, without entropy, by round."""
+    """One case of one mode. Ratios are to vanilla of the same mode, with entropies, by round."""
 
     mode: str
     case: str
     entropy: bool
+    """Measured, as runs do in every update."""
     step_seconds: float
     """Median over the rounds."""
     step_seconds_quartiles: tuple[float, float]
@@ -76,6 +77,7 @@ class Row:
     """Median over the rounds of this case's step over vanilla's."""
     time_ratio_quartiles: tuple[float, float]
     forward_backward_ratio: float
+    forward_backward_ratio_quartiles: tuple[float, float]
     flops_ratio: float
 
     @property
@@ -122,7 +124,10 @@ class _Stepper:
 
 
 def bench_step(setting: Setting) -> list[Row]:
-    """Measure vanilla and the method, each with and without entropy, in each mode."""
+    """Measure vanilla, with and without entropies, and the variants, in each mode.
+
+    Raises: UserError where a variant is unknown.
+    """
     cases = _cases(setting)
     stepper = _stepper(setting)
     plan = [(mode, case) for mode in setting.modes for case in cases]
@@ -162,11 +167,10 @@ def bench_as_json(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
     """The measurement as one document: what was measured, on what, and each row."""
     cuda = setting.device.type == "cuda"
     return {
-        "method": setting.method,
-        "k_max": setting.depth,
+        "variants": setting.variants,
         "layers": setting.layers,
         "heads": setting.heads,
-        "entry": setting.entry,
+        "entering": setting.entering,
         "model": setting.model.model_dump(),
         "parameters": parameter_count(setting.model),
         "micro_batch_size": setting.micro_batch_size,
@@ -184,30 +188,28 @@ def bench_as_json(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _cases(setting: Setting) -> list[_Case]:
-    model, method = setting.model, setting.method
-    cases = [_Case("vanilla", False, {}), _Case("vanilla", True, {})]
-    if method == "vanilla":
-        return cases
-    whole = method in ("block_loop", "attention_loop")
-    heads = tuple(range(model.num_heads if whole else setting.heads))
-    scope: Scope = "block" if method == "block_loop" else "attention"
-    loop = Loop(setting.depth, None if scope == "block" else heads, scope, step=0, entered=0)
+    """Vanilla as a run computes it comes first: all are compared with it."""
+    model = setting.model
     looping = range(model.num_layers - setting.layers, model.num_layers)
-    state = State(dict.fromkeys(looping, loop))
+    heads = tuple(range(setting.heads))
+    cases = [_Case("vanilla", True, {}), _Case("vanilla", False, {})]
 
-    def passes(of: State, step: int) -> dict[int, Passes]:
-        return passes_at(of, step, entry=setting.entry, interval=2, num_heads=model.num_heads)
+    def add(name: str, entry: Entry, loops: Mapping[int, Loop]) -> None:
+        # The second of a window's two updates.
+        passes = passes_at(State(loops), 1, entry=entry, interval=2, num_heads=model.num_heads)
+        cases.append(_Case(name, True, passes))
 
-    if setting.entering and not whole:
-        leaving = tuple(sorted(set(range(model.num_heads)) - set(heads)))
-        newest = Loop(1, heads, scope, step=9, entered=9, leaving=leaving)
-        cases.append(
-            _Case(
-                f"{method}, entering", False, passes(state.with_loop(looping[0], newest, None), 10)
-            )
-        )
-    fixed = passes(state, 9)
-    return [*cases, _Case(method, False, fixed), _Case(method, True, fixed)]
+    for variant in dict.fromkeys(setting.variants):
+        method, depth = parse_variant(variant)
+        scope: Scope = "block" if method == "block_loop" else "attention"
+        loop = Loop(depth, heads if method == "sgt" else None, scope, step=0, entered=0)
+        if depth:
+            add(variant, "none", dict.fromkeys(looping, loop))
+    for entry in dict.fromkeys(setting.entering):
+        leaving = tuple(range(setting.heads, model.num_heads))
+        newest = Loop(1, heads, "attention", step=0, entered=0, leaving=leaving)
+        add(f"entering by {entry}", entry, {looping[-1]: newest})
+    return cases
 
 
 def _stepper(setting: Setting) -> _Stepper:
@@ -253,6 +255,7 @@ def _row(
         time_ratio=statistics.median(step_ratios),
         time_ratio_quartiles=_quartiles(step_ratios),
         forward_backward_ratio=statistics.median(pass_ratios),
+        forward_backward_ratio_quartiles=_quartiles(pass_ratios),
         flops_ratio=flops / base_flops,
     )
 
