@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 # Hours of a large model's lines: a run that can't write them for longer saves nothing either.
 MAX_WAITING_BYTES = 256 << 20
+# Some hundred updates of a large model's lines.
+MAX_UNSYNCED_BYTES = 16 << 20
 
 
 def fsync_directory(path: Path) -> None:
@@ -98,15 +100,17 @@ def truncate(path: Path, size: int) -> None:
 class LineFile:
     """A file of lines that grows, and outlives a full disk: what can't be written waits in memory.
 
-    Lines are on the disk whole and in order, or not at all. `sync`: whether what `flush` and
-    `offer` wrote survives a power cut.
+    Lines are in the file whole and in order, or not at all. They survive the process once written,
+    and a power cut once synced: until then they are kept in memory too, since some file systems
+    refuse only there what they took before.
     """
 
-    def __init__(self, path: Path, *, sync: bool) -> None:
-        self.path, self._sync = path, sync
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        self._size = os.fstat(self._descriptor).st_size  # of what is whole
-        self._waiting = bytearray()
+        self._synced = os.fstat(self._descriptor).st_size  # bytes of what is whole
+        self._written = bytearray()  # after them
+        self._waiting = bytearray()  # not in the file
         self.fault: str | None = None
         """Why lines wait, where the last `offer` could not write them."""
 
@@ -124,22 +128,37 @@ class LineFile:
             rest = memoryview(bytes(self._waiting))
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-            if self._sync:
-                os.fsync(self._descriptor)
         except OSError:
             with suppress(OSError):
                 self._cut_to_size()
             raise
-        self._size += len(self._waiting)
+        self._written += self._waiting
         self._waiting.clear()
+        if len(self._written) > MAX_UNSYNCED_BYTES:
+            self.sync()
 
-    def offer(self) -> None:
-        """Write what was noted, or keep it for the next time; says when that begins and ends.
+    def sync(self) -> None:
+        """As `flush`, and make it survive a power cut. Raises: OSError, and all of it waits."""
+        self.flush()
+        try:
+            os.fsync(self._descriptor)
+        except OSError:
+            # The system tells this once, and may have dropped what it could not write.
+            self._waiting[:0] = self._written
+            self._written.clear()
+            with suppress(OSError):
+                self._cut_to_size()
+            raise
+        self._synced += len(self._written)
+        self._written.clear()
+
+    def offer(self, *, sync: bool = False) -> None:
+        """`flush` or `sync`, or keep it all for the next time; says when that begins and ends.
 
         Raises: OSError once more than `MAX_WAITING_BYTES` wait.
         """
         try:
-            self.flush()
+            self.sync() if sync else self.flush()
         except OSError as error:
             if self.fault is None:
                 log.warning(
@@ -156,22 +175,24 @@ class LineFile:
         self.fault = None
 
     def cut(self, size: int) -> None:
-        """Keep the first `size` bytes of what is written. Raises: OSError."""
-        self._size = size
+        """Keep the first `size` bytes of what is written, synced. Raises: OSError."""
+        self._synced = size
+        self._written.clear()
         self._cut_to_size()
+        os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Write what was noted, and close the file; says so where lines are lost."""
+        """`sync`, and close the file; says so where lines are lost."""
         try:
-            self.flush()
-            os.fsync(self._descriptor)
+            self.sync()
         except OSError as error:
             log.warning("%s: its last lines may be lost (%s)", self.path, error.strerror)
         os.close(self._descriptor)
 
     def _cut_to_size(self) -> None:
-        if os.fstat(self._descriptor).st_size != self._size:
-            os.ftruncate(self._descriptor, self._size)
+        size = self._synced + len(self._written)
+        if os.fstat(self._descriptor).st_size != size:
+            os.ftruncate(self._descriptor, size)
             os.fsync(self._descriptor)
 
 

@@ -118,13 +118,20 @@ def test_freeze_that_came_after_the_checkpoint_and_stays(tmp_path: Path) -> None
     assert [type(line) for line in read(path)] == [Measurement]
 
 
-@pytest.mark.parametrize("damaged", ['{"step": "q"}', '{"step": null}', "[" * 100_000])
-def test_a_damaged_line_ends_a_rollback_in_a_traceback(damaged: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ['{"step": "q"}', '{"step": null}', "[" * 100_000, "\0" * 99])
+def test_a_damaged_line_ends_a_rollback_in_a_traceback_or_takes_good_ones_along(
+    damaged: str, tmp_path: Path
+) -> None:
     path = tmp_path / "growth.jsonl"
-    lines = ['{"type": "header"}', '{"type": "measure", "step": 5}', damaged]
-    kept = "".join(f"{line}\n" for line in lines)
-    path.write_text(kept + '{"type": "measure", "step": 13}\n')
-    assert kept_part(path, 12) == (len(kept), False)
+    good = ['{"type": "header"}', '{"type": "measure", "step": 5}']
+    path.write_text("".join(f"{line}\n" for line in [*good, damaged]))
+    whole = len("".join(f"{line}\n" for line in good))
+    assert kept_part(path, 12) == (whole, False)  # as a power cut leaves it
+    with path.open("a") as stream:
+        stream.write('{"type": "measure", "step": 6}\n{"type": "measure", "step": 13}\n')
+    assert kept_part(path, 5) == (whole, False)
+    kept = path.read_text().index('{"type": "measure", "step": 13}')
+    assert kept_part(path, 12) == (kept, False)
 
 
 def test_a_damaged_row_of_metrics_takes_the_rows_after_it_along(tmp_path: Path) -> None:

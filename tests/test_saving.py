@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -190,7 +192,7 @@ def test_lines_that_wait_for_the_disk_are_torn_lost_or_told_of_each_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    lines = LineFile(tmp_path / "lines", sync=True)
+    lines = LineFile(tmp_path / "lines")
     wanted = []
     try:
         for number in range(40):
@@ -209,6 +211,30 @@ def test_lines_that_wait_for_the_disk_are_torn_lost_or_told_of_each_time(
     begun, ended = (record.getMessage() for record in caplog.records)
     assert "can't be written (File too large)" in begun
     assert "can be written again" in ended
+
+
+def test_lines_are_lost_that_a_disk_took_and_refused_when_they_were_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "lines"
+    lines = LineFile(file)
+    for number in range(3):
+        lines.add(f"{number}\n")
+        lines.offer(sync=number == 0)
+
+    def full(_: int) -> None:
+        file.write_bytes(file.read_bytes()[:3] + b"\0\0\0")  # the pages it dropped
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        lines.offer(sync=True)
+        assert lines.fault == "lines: No space left on device"
+    lines.add("3\n")
+    lines.offer(sync=True)
+    assert lines.fault is None
+    assert file.read_text() == "0\n1\n2\n3\n"
+    lines.close()
 
 
 def test_a_last_save_that_fails_is_taken_for_success(

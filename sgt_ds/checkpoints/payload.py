@@ -33,6 +33,11 @@ ALLOWED_GLOBALS = [ZeroStageEnum, fragment_address, LossScaler, DynamicLossScale
 copyreg.pickle(ZeroStageEnum, lambda stage: (ZeroStageEnum, (stage.value,)))
 
 
+# Written before the disk is waited for. Gigabytes of unwritten pages would hold up everything else
+# that this host syncs, and here the training thread's journal too.
+SYNC_BYTES = 64 << 20
+
+
 class Cancelled(OSError):
     """The run ends: what is being written is of no use any more."""
 
@@ -50,7 +55,7 @@ class HashingFile(io.RawIOBase):
         self._stream, self._cancelled = stream, cancelled
         self.fault: OSError | None = None
         self._digest = xxhash.xxh3_128()
-        self._size = 0
+        self._size = self._unsynced = 0
 
     def writable(self) -> bool:
         """Whether it takes bytes: yes."""
@@ -58,19 +63,28 @@ class HashingFile(io.RawIOBase):
 
     def write(self, piece: Any) -> int:
         """Write and hash one piece (bytes-like)."""
+        whole = memoryview(piece).cast("B")
         try:
-            if self._cancelled.is_set():
-                raise Cancelled("the run ended first")
-            self._digest.update(piece)
-            left = memoryview(piece).cast("B")
-            size = len(left)
-            while left:  # the system takes 2 GiB at a time at most
-                left = left[self._stream.write(left) :]
+            for start in range(0, len(whole), SYNC_BYTES):
+                self._put(whole[start : start + SYNC_BYTES])
         except OSError as error:
             self.fault = self.fault or error
             raise
-        self._size += size
-        return size
+        return len(whole)
+
+    def _put(self, piece: memoryview) -> None:
+        """Hash and write at most `SYNC_BYTES`; wait for the disk once that many have been written."""
+        if self._cancelled.is_set():
+            raise Cancelled("the run ended first")
+        self._digest.update(piece)
+        left = piece
+        while left:
+            left = left[self._stream.write(left) :]
+        self._size += len(piece)
+        self._unsynced += len(piece)
+        if self._unsynced >= SYNC_BYTES:
+            os.fdatasync(self._stream.fileno())
+            self._unsynced = 0
 
     def flush(self) -> None:
         """Hand everything to the operating system."""

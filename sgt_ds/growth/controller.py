@@ -192,7 +192,7 @@ class GrowthController:
             )
 
     def flush(self) -> None:
-        """As `drain`, and onto the disk."""
+        """As `drain`, and into the journal's file."""
         self.drain()
         self._writes()
         if self.journal is not None:
@@ -221,8 +221,14 @@ class GrowthController:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as plain values for JSON. Waits for the queue."""
-        self.flush()
+        """Everything that a resumed run needs, as plain values for JSON, the journal synced.
+
+        Waits for the queue.
+        """
+        self.drain()
+        self._writes()
+        if self.journal is not None:
+            self.journal.sync()
         return {
             "state": self.state.as_json(),
             "hash": self.state.digest(),

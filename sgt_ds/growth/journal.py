@@ -107,17 +107,21 @@ def journal_header(config: RunConfig, growth: GrowthConfig) -> dict[str, Any]:
 
 
 class Journal:
-    """An open journal. Lines are gathered and written whole by `flush` or by a decision."""
+    """An open journal. Lines are gathered and written whole by `flush`, `sync` or a decision.
+
+    A power cut may take what was written after the last `sync` or decision: a run goes on from a
+    checkpoint, before which it syncs.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_new = False
         """Whether it was begun by this process."""
-        self._file = LineFile(path, sync=True)
+        self._file = LineFile(path)
 
     @property
     def fault(self) -> str | None:
-        """Why lines still wait in memory after a `flush`, if so: no checkpoint may be saved."""
+        """Why lines still wait in memory after a `sync`, if so: no checkpoint may be saved."""
         return self._file.fault
 
     @classmethod
@@ -128,7 +132,7 @@ class Journal:
         journal = cls(path)
         journal.is_new = True
         journal._append({"type": "header", "format": FORMAT, **header})
-        journal._file.flush()
+        journal._file.sync()
         fsync_directory(path.parent)
         return journal
 
@@ -165,13 +169,17 @@ class Journal:
         )
 
     def decision(self, decision: Decision, flops: int) -> None:
-        """Note one decision and `flush`. `flops`: spent so far."""
+        """Note one decision and `sync`. `flops`: spent so far."""
         self._append({"type": "decision", **decision.as_json(), "flops": flops})
-        self.flush()
+        self.sync()
 
     def flush(self) -> None:
-        """Have what was noted on the disk on return, or a `fault`: it is tried again then."""
+        """Write what was noted, where readers find it; or there is a `fault`, and it is kept."""
         self._file.offer()
+
+    def sync(self) -> None:
+        """Have it on the disk on return, or a `fault`: it is tried again then."""
+        self._file.offer(sync=True)
 
     def cut_back(self, step: int, *, frozen: bool = True) -> None:
         """Drop the lines past `step`, where a resumed run goes on. `frozen`: as in `kept_part`."""
@@ -201,7 +209,7 @@ class Journal:
         ]
         for measurement in taken:
             self.measure(measurement)
-        self._file.flush()
+        self._file.sync()
         return taken
 
     def close(self) -> None:
@@ -227,20 +235,24 @@ def kept_part(path: Path, step: int, *, frozen: bool = True) -> tuple[int, bool]
     """Bytes of a journal up to `step`; and whether an operator's freeze lies beyond them.
 
     `frozen`: whether growth is frozen there. Where it is not, an operator's freeze at that very
-    step came after the checkpoint, and lies beyond as well.
+    step came after the checkpoint, and lies beyond as well. A damaged line stays only before good
+    ones: at the end a power cut left it.
     """
-    keep, beyond, thaws = 0, False, False
+    keep = end = 0
+    beyond = thaws = False
     with path.open("rb") as stream:
         for text in stream:
+            end += len(text)
             values = _values(text)
-            at = values.get("step")
-            is_past = values.get("type") != "header" and isinstance(at, int) and at > step
+            at = -1 if values.get("type") == "header" else values.get("step")
+            if not isinstance(at, int):
+                continue
             is_undone = not frozen and _is_request(values) and at == step
-            beyond = beyond or is_past or is_undone
+            beyond = beyond or is_undone or at > step
             if beyond:
                 thaws = thaws or _is_request(values)
             else:
-                keep += len(text)
+                keep = end
     return keep, thaws
 
 

@@ -103,12 +103,16 @@ class MetricsFile:
     """metrics.jsonl: one JSON object a line, in order of steps."""
 
     def __init__(self, path: Path) -> None:
-        self._file = LineFile(path, sync=False)
+        self._file = LineFile(path)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one row; it reaches the system before this returns, or waits for a full disk."""
         self._file.add(json.dumps(row) + "\n")
         self._file.offer()
+
+    def sync(self) -> None:
+        """Have the rows survive a power cut, or wait for a full disk."""
+        self._file.offer(sync=True)
 
     def cut_back(self, step: int) -> None:
         """Drop every row past `step`, and a torn last line."""

@@ -230,6 +230,8 @@ class Trainer:
             state = self.state_dict()  # brings the journal to here: resume cuts it back to here
         journal = self.growth.journal
         with self.parts.host("checkpoint"):
+            if self.metrics is not None:
+                self.metrics.sync()
             if self.compiled is not None:
                 self.compiled.keep()
             self.checkpoints.save(
