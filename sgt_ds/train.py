@@ -21,6 +21,7 @@ from sgt_ds.config import (
     check_run_directory,
     load_run_config,
     resolve_deepspeed,
+    start_warnings,
 )
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.evaluation import named_tasks
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _warn(config: RunConfig) -> None:
     if _rank():
         return
-    for warning in run_warnings(config, fork_step(config)):
+    for warning in [*run_warnings(config, fork_step(config)), *start_warnings(config)]:
         print(f"sgt-ds train: warning: {warning}", file=sys.stderr, flush=True)
 
 

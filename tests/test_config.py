@@ -23,6 +23,7 @@ from sgt_ds.config import (
     load_run_config,
     prepare_run_directory,
     resolve_deepspeed,
+    start_warnings,
 )
 from sgt_ds.config.suggestions import OTHER_NAMES
 from sgt_ds.errors import UserError
@@ -345,6 +346,25 @@ def test_checkpoints_without_a_run_yaml_are_trained_over(run_file: Path, tmp_pat
     layout.config.unlink()
     with pytest.raises(UserError, match=r"run\.yaml: is missing, .*resume: .*step-00000100`"):
         check_run_directory(config)
+
+
+def test_a_start_that_comes_too_late_is_ignored_without_a_word(
+    run_file: Path, tmp_path: Path
+) -> None:
+    there = [f"run_dir={tmp_path / 'run'}"]
+    old, new, checkpoint = tmp_path / "old", tmp_path / "new", tmp_path / "step-00000007"
+    begun = load_run_config(run_file, [*there, f"init={old}"])
+    prepare_run_directory(begun, resuming=False)
+    other = load_run_config(run_file, [*there, f"init={new}"])
+    assert start_warnings(other) == []  # nothing is saved yet: it is what the run begins with
+    (RunLayout(begun.run_dir).checkpoints / "step-00000020").mkdir()
+    assert start_warnings(begun) == start_warnings(load_run_config(run_file, there)) == []
+    forked = load_run_config(run_file, [*there, f"fork={checkpoint}"])
+    for config, path in ((other, new), (forked, checkpoint)):
+        assert check_run_directory(config)
+        (told,) = start_warnings(config)
+        assert str(path) in told
+        assert "is ignored" in told
 
 
 def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Path) -> None:

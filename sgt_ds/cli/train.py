@@ -102,7 +102,7 @@ def train(options: argparse.Namespace) -> int:
     """Supervise the run. Returns its exit status."""
     signal.signal(signal.SIGTERM, _end_before_the_start)
 
-    from sgt_ds.config import RunLayout, load_run_config
+    from sgt_ds.config import RunLayout, load_run_config, start_warnings
     from sgt_ds.data import check_data, check_shards
     from sgt_ds.evaluation import check_evaluation
     from sgt_ds.flops import run_warnings
@@ -125,7 +125,7 @@ def train(options: argparse.Namespace) -> int:
         check_shards(config.data)
         settled_growth(config, RunLayout(config.run_dir).journal)
         if first and not target.node_rank:
-            warn("train", run_warnings(config, fork_step(config)))
+            warn("train", [*run_warnings(config, fork_step(config)), *start_warnings(config)])
         first = False
         return Launch(config, target, [name, *overrides])
 

@@ -35,6 +35,7 @@ from sgt_ds.config.run_directory import (
     check_run_directory,
     prepare_run_directory,
     save_run_config,
+    start_warnings,
 )
 from sgt_ds.config.shipped import shipped_config
 from sgt_ds.config.start import check_start
@@ -81,4 +82,5 @@ __all__ = [
     "resolve_deepspeed",
     "save_run_config",
     "shipped_config",
+    "start_warnings",
 ]

@@ -61,6 +61,26 @@ def check_run_directory(config: RunConfig) -> bool:
     return True
 
 
+def start_warnings(config: RunConfig) -> list[str]:
+    """`init` and `fork` that name a start which the run in `run_dir` did not have, and won't get.
+
+    For a run that `check_run_directory` accepts. Raises: UserError where its run.yaml is damaged.
+    """
+    layout = RunLayout(config.run_dir)
+    if not layout.has_checkpoints() or not layout.config.exists():
+        return []
+    begun = load_run_config(layout.config)
+    return [
+        f"{key}: {path} is ignored: {config.run_dir} continues from its own checkpoints; choose "
+        "another run_dir to start from it"
+        for key, path, before in (
+            ("init", config.init, begun.init),
+            ("fork", config.fork, begun.fork),
+        )
+        if path is not None and (before is None or before.resolve() != path.resolve())
+    ]
+
+
 def _check_named(config: RunConfig) -> None:
     """Raises: UserError where `resume` names a checkpoint others follow, or one of another run."""
     path = config.resume
