@@ -93,6 +93,11 @@ def test_training_goes_on_changing_what_is_still_being_written(
     reported = [line.partition("  ")[0] for line in lines if line.startswith("step ")]
     saved = next(i for i, line in enumerate(reported) if line.startswith("step 2: checkpoint"))
     assert "step 3/8" in reported[:saved]
+    # The next was due before: said once, and not where the end of the run waits anyway.
+    (waited,) = [line for line in lines if "training waited" in line]
+    assert "step 4: " in waited
+    assert "the checkpoint of step 2" in waited
+    assert "training waited" not in told["at-once"]
 
 
 def test_a_full_disk_stops_more_than_the_saving(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -64,6 +65,7 @@ class RunCheckpoints:
             "config": config.model_dump(mode="json"),
             "config_hash": config_hash(config),
         }
+        self._overlap_told = False
         self.saved_step = -1
         """Step of the newest complete checkpoint of this run; -1 before the first."""
 
@@ -99,7 +101,7 @@ class RunCheckpoints:
         this rank can't save now, if so.
         Raises: SaveFailed on all ranks where `wait` and it failed; earlier checkpoints stay.
         """
-        self.finish()
+        self._finish_before(step, wait=wait)
         try:
             self._saver.begin(
                 step, {**self._facts, **state}, validation_loss=validation_loss, fault=fault
@@ -124,6 +126,24 @@ class RunCheckpoints:
             self._note(self._saver.wait())
         except checkpoints.SaveFailed as error:
             self._failed(error)
+
+    def _finish_before(self, step: int, *, wait: bool) -> None:
+        """As `finish`; says once that saves are due faster than they are written.
+
+        `wait`: the save at `step` is waited for as well, which the end of a run asks for.
+        """
+        before, started = self._saver.step, time.perf_counter()
+        self.finish()
+        if before is None or wait or self._overlap_told or not self._ranks.is_main:
+            return
+        self._overlap_told = True
+        log.warning(
+            "step %d: training waited %.1f s for the checkpoint of step %d to be written; saves are "
+            "due faster than this disk takes them: raise checkpoint.every",
+            step,
+            time.perf_counter() - started,
+            before,
+        )
 
     def newest(self) -> str:
         """The newest good checkpoint's path, for a message. Collective."""
