@@ -158,7 +158,10 @@ class LineFile:
         Raises: OSError once more than `MAX_WAITING_BYTES` wait.
         """
         try:
-            self.sync() if sync else self.flush()
+            if sync:
+                self.sync()
+            else:
+                self.flush()
         except OSError as error:
             if self.fault is None:
                 log.warning(
@@ -193,7 +196,6 @@ class LineFile:
         size = self._synced + len(self._written)
         if os.fstat(self._descriptor).st_size != size:
             os.ftruncate(self._descriptor, size)
-            os.fsync(self._descriptor)
 
 
 @contextmanager
