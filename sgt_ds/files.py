@@ -158,7 +158,8 @@ class LineFile:
         Raises: OSError once more than `MAX_WAITING_BYTES` wait.
         """
         try:
-            if sync:
+            # After a refusal only a sync tells whether the disk takes lines again.
+            if sync or self.fault is not None:
                 self.sync()
             else:
                 self.flush()
