@@ -191,6 +191,8 @@ class LineFile:
             self.sync()
         except OSError as error:
             log.warning("%s: its last lines may be lost (%s)", self.path, error.strerror)
+            with suppress(OSError):  # where readers find them, for as long as the system lives
+                self.flush()
         os.close(self._descriptor)
 
     def _cut_to_size(self) -> None:

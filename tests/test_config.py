@@ -23,6 +23,7 @@ from sgt_ds.config import (
     load_run_config,
     prepare_run_directory,
     resolve_deepspeed,
+    save_run_config,
     start_warnings,
 )
 from sgt_ds.config.suggestions import OTHER_NAMES
@@ -349,22 +350,45 @@ def test_checkpoints_without_a_run_yaml_are_trained_over(run_file: Path, tmp_pat
 
 
 def test_a_start_that_comes_too_late_is_ignored_without_a_word(
-    run_file: Path, tmp_path: Path
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     there = [f"run_dir={tmp_path / 'run'}"]
-    old, new, checkpoint = tmp_path / "old", tmp_path / "new", tmp_path / "step-00000007"
-    begun = load_run_config(run_file, [*there, f"init={old}"])
+    begun = load_run_config(run_file, [*there, "init=old"])
     prepare_run_directory(begun, resuming=False)
-    other = load_run_config(run_file, [*there, f"init={new}"])
+    other = load_run_config(run_file, [*there, f"init={tmp_path / 'new'}"])
     assert start_warnings(other) == []  # nothing is saved yet: it is what the run begins with
     (RunLayout(begun.run_dir).checkpoints / "step-00000020").mkdir()
-    assert start_warnings(begun) == start_warnings(load_run_config(run_file, there)) == []
-    forked = load_run_config(run_file, [*there, f"fork={checkpoint}"])
-    for config, path in ((other, new), (forked, checkpoint)):
-        assert check_run_directory(config)
-        (told,) = start_warnings(config)
-        assert str(path) in told
-        assert "is ignored" in told
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    for start in (
+        f"init={tmp_path / 'old'}",
+        "init=../old",
+        f"resume={there[0][8:]}/checkpoints/x",
+    ):
+        assert start_warnings(load_run_config(run_file, [*there, start])) == []
+    checkpoint = tmp_path / "other" / "checkpoints" / "step-00000007"
+    for start in ("init=old", f"fork={checkpoint}", f"resume={checkpoint}"):
+        late = load_run_config(run_file, [*there, start])
+        for _ in range(2):  # what was ignored once is not what the run began with
+            assert check_run_directory(late)
+            (told,) = start_warnings(late)
+            key, _, path = start.partition("=")
+            assert told.startswith(f"{key}: {path} is ignored")
+            save_run_config(late)
+        assert start_warnings(load_run_config(run_file, [*there, "init=../old"])) == []
+
+
+@pytest.mark.parametrize("value", ["loop", "a\0b"])
+def test_a_path_that_no_system_takes_is_a_traceback(
+    value: str, run_file: Path, tmp_path: Path
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    path = str(loop) if value == "loop" else value
+    for key in ("init", "data.validation"):
+        with pytest.raises(UserError, match=rf"{key}: .*(link that leads back|NUL)"):
+            load_run_config(run_file, [f"{key}={json.dumps(path)}"])
 
 
 def test_a_folder_of_something_else_is_trained_into(run_file: Path, tmp_path: Path) -> None:

@@ -433,7 +433,7 @@ def test_a_plan_keeps_silent_on_what_float8_changes(
 
 def test_a_bench_of_float8_measures_bf16(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["bench", "step", "--preset", "tiny", "--device", "cpu", "--mode", "eager", "--fp8"]
-    small += ["--method", "vanilla", "--micro-batch-size", "1", "--rounds", "1", "--json"]
+    small += ["--variants", "vanilla", "--micro-batch-size", "1", "--rounds", "1", "--json"]
     with _Products() as counted:
         assert main([*small, "--dtype", "bf16", "--seq-len", "16"]) == 0
     assert '"fp8": true' in capsys.readouterr().out

@@ -100,9 +100,29 @@ def _checked(path: Path, values: dict[str, Any]) -> RunConfig:
     """Raises: UserError of `path`."""
     _check_preset(path, values)
     try:
-        return RunConfig.model_validate(values)
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise _as_user_error(path, error) from None
+    _check_paths(path, config.model_dump(), ())
+    return config
+
+
+def _check_paths(file: Path, value: object, key: tuple[str, ...]) -> None:
+    """Raises: UserError of `file` where a path, or another text, is none that a system takes."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_paths(file, inner, (*key, str(name)))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            _check_paths(file, inner, (*key, str(number)))
+    elif isinstance(value, str | Path) and "\0" in str(value):
+        raise UserError(file, ".".join(key), "contains a NUL character; remove it")
+    elif isinstance(value, Path):
+        try:
+            value.resolve()
+        except (OSError, RuntimeError):  # how Python tells a loop depends on its version
+            message = f"{value} is a link that leads back to itself; give the path it stands for"
+            raise UserError(file, ".".join(key), message) from None
 
 
 def _is_sound(path: Path) -> bool:

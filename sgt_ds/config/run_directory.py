@@ -14,6 +14,9 @@ from sgt_ds.config.run import RunConfig
 from sgt_ds.errors import UserError
 from sgt_ds.files import write_text_atomically, writing
 
+# Keys that name what a run starts from; `resume` may hold a word instead.
+_STARTS = ("init", "fork", "resume")
+
 
 def check_run_directory(config: RunConfig) -> bool:
     """Whether `run_dir` already holds this run.
@@ -62,23 +65,35 @@ def check_run_directory(config: RunConfig) -> bool:
 
 
 def start_warnings(config: RunConfig) -> list[str]:
-    """`init` and `fork` that name a start which the run in `run_dir` did not have, and won't get.
+    """Starts that the run in `run_dir` did not have, and won't get: it has checkpoints of its own.
 
     For a run that `check_run_directory` accepts. Raises: UserError where its run.yaml is damaged.
     """
-    layout = RunLayout(config.run_dir)
-    if not layout.has_checkpoints() or not layout.config.exists():
+    begun = _begun(RunLayout(config.run_dir))
+    if begun is None:
         return []
-    begun = load_run_config(layout.config)
+    had = {path.resolve() for _, path in _starts(begun)}
+    own = RunLayout(config.run_dir).checkpoints.resolve()
     return [
         f"{key}: {path} is ignored: {config.run_dir} continues from its own checkpoints; choose "
         "another run_dir to start from it"
-        for key, path, before in (
-            ("init", config.init, begun.init),
-            ("fork", config.fork, begun.fork),
-        )
-        if path is not None and (before is None or before.resolve() != path.resolve())
+        for key, path in _starts(config)
+        if path.resolve() not in had and (key != "resume" or path.resolve().parent != own)
     ]
+
+
+def _begun(layout: RunLayout) -> RunConfig | None:
+    """How the run began that has checkpoints here; None where none has."""
+    if not layout.has_checkpoints() or not layout.config.exists():
+        return None
+    return load_run_config(layout.config)
+
+
+def _starts(config: RunConfig) -> Iterator[tuple[str, Path]]:
+    """What the run starts from, by key, where that is not itself."""
+    for key in _STARTS:
+        if isinstance(path := getattr(config, key), Path):
+            yield key, path
 
 
 def _check_named(config: RunConfig) -> None:
@@ -184,7 +199,15 @@ def prepare_run_directory(config: RunConfig, *, resuming: bool) -> None:
 
 
 def save_run_config(config: RunConfig) -> None:
-    """Write the resolved configuration. Raises: UserError where it cannot be written."""
+    """Write the resolved configuration, with the start that the run had.
+
+    Raises: UserError where it cannot be written.
+    """
+    had = _begun(RunLayout(config.run_dir)) or config
+    starts = {key: getattr(had, key) for key in _STARTS}
+    # A later resume may be called from another working directory.
+    whole = {key: at.absolute() if isinstance(at, Path) else at for key, at in starts.items()}
+    config = config.model_copy(update=whole)
     with writing(config.run_dir, "run_dir"):
         write_text_atomically(RunLayout(config.run_dir).config, dump_run_config(config))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sgt_ds.errors import UserError
 
 _METHODS = ("sgt", "attention_loop", "block_loop")
@@ -15,7 +17,7 @@ def parse_variant(text: str) -> tuple[str, int]:
     method, _, loops = text.partition(":")
     if text == "vanilla":
         return text, 0
-    if method not in _METHODS or not loops.isdecimal() or not 1 <= int(loops) <= 99:
+    if method not in _METHODS or not re.fullmatch("[1-9][0-9]?", loops):
         known = ", ".join(["vanilla", *(f"{method}:K" for method in _METHODS)])
         raise UserError("--variants", None, f"'{text}' is not one of {known}")
     return method, int(loops)

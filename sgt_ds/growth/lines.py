@@ -143,13 +143,16 @@ def _no_number(text: str) -> float:
 def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
     where = f"line {number}"
     try:
-        values = json.loads(text, parse_constant=_no_number)
+        values = json.loads(text.decode(), parse_constant=_no_number)
     except RecursionError:
         raise UserError(path, where, "is nested too deeply; it is not a journal line") from None
     except ValueError as error:
-        if not text.endswith(b"\n"):
-            message = "is truncated; resume the run, which repairs its journal, or remove the line"
-            raise UserError(path, where, message) from None
+        cut = "is truncated" if not text.endswith(b"\n") else None
+        if b"\0" in text:
+            cut = "is not JSON but NUL characters, as a power cut leaves them"
+        if cut is not None:
+            remedy = "resume the run, which repairs its journal, or remove the line"
+            raise UserError(path, where, f"{cut}; {remedy}") from None
         problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise UserError(path, where, f"is not JSON ({problem}); correct it") from None
     if not isinstance(values, dict):
