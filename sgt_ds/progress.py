@@ -13,6 +13,11 @@ LINE_EVERY_SECONDS = 10.0
 _BYTE_UNITS = ((1e11, 1e9, "GB"), (1e7, 1e6, "MB"), (1e4, 1e3, "kB"))
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`: for nouns whose plural takes an s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A duration for a person: `42s`, `3m07s`, `2h05m`."""
     whole = round(seconds)

@@ -268,18 +268,49 @@ def test_a_prompt_says_the_same_in_a_batch_and_alone(export: Path) -> None:
     assert [c.prompt_tokens for c in together] == [1, 11, 1, 19]
 
 
+def test_a_row_that_stopped_counts_what_fills_it_up_to_the_longest(export: Path) -> None:
+    text_generator = TextGenerator(export)
+    # A token of its own to pad with, unlike the end of a text.
+    text_generator.tokenizer.pad_token = "<unk>"
+    text_generator.model.generation_config.pad_token_id = text_generator.tokenizer.pad_token_id
+    prompts = ["a", "hello", "the▁quick"]
+    whole = list(text_generator.complete(prompts, Sampling(max_new_tokens=24), batch_size=3))
+    stop = whole[1].text[4:7]
+    sampling = Sampling(max_new_tokens=24, stop=(stop,))
+    together = list(text_generator.complete(prompts, sampling, batch_size=3))
+    alone = list(text_generator.complete(prompts, sampling, batch_size=1))
+    assert [(c.text, c.tokens, c.finish) for c in together] == [
+        (c.text, c.tokens, c.finish) for c in alone
+    ]
+    assert together[1].finish == "stop"
+    assert together[1].tokens < max(c.tokens for c in together)
+
+
+def test_streamed_prompts_are_drawn_unlike_those_taken_one_by_one(
+    export: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = ["--temperature", "1", "--seed", "4", "--max-new-tokens", "12"]
+    command = ["generate", str(export), "--prompt", "hello", "--prompt", "hello", *drawn]
+    assert main([*command, "--stream"]) == 0
+    streamed = capsys.readouterr().out
+    assert main([*command, "--batch-size", "1"]) == 0
+    assert streamed == capsys.readouterr().out
+    first, second = streamed.splitlines()
+    assert first != second
+
+
 def test_generate_prints_one_document_and_the_seed_decides(
     export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("hello\n\nworld\n")
+    prompts.write_text("hello\n\nwor\u2028ld\n")
     texts = []
     for seed in ("1", "1", "2"):
         flags = ["--temperature", "1", "--top-p", "0.95", "--top-k", "50", "--seed", seed]
         command = ["generate", str(export), "--prompts", str(prompts), "--json", *flags]
         assert main(command) == 0
         document = json.loads(capsys.readouterr().out)
-        assert [c["prompt"] for c in document["completions"]] == ["hello", "world"]
+        assert [c["prompt"] for c in document["completions"]] == ["hello", "wor\u2028ld"]
         texts.append([c["text"] for c in document["completions"]])
     assert texts[0] == texts[1] != texts[2]
 

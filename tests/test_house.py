@@ -248,6 +248,47 @@ def test_a_default_that_help_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> N
     assert told > 50
 
 
+# A command in a span or block of code: to the end of its line, or to what a shell would take.
+COMMAND = re.compile(r"\bsgt-ds ((?:\\\n|[^\n`#|;&>])+)")
+
+
+def commands_of(text: str) -> Iterator[list[str]]:
+    blocks = re.findall(r"^ *```.*?^ *```|^    .*?$", text, re.DOTALL | re.MULTILINE)
+    rest = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    # Within a paragraph a span may go on in the next line.
+    spans = [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", rest)]
+    for piece in (*blocks, *spans):
+        for found in COMMAND.findall(piece):
+            yield found.replace("\\\n", " ").split()
+
+
+def test_a_command_in_the_docs_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers: list[argparse.ArgumentParser] = []
+    monkeypatch.setattr(cli, "run_command", lambda parser, _: parsers.append(parser) or 0)
+    cli.main([])
+    known = {tuple(words): parser for words, parser in parsers_of(parsers[0], [])}
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("monitoring/**/*.md")]
+    files += [*ROOT.glob("ds_configs/*"), *ROOT.glob("hostfiles/*")]
+    seen = 0
+    for file in files:
+        text = file.read_text()
+        if file.suffix != ".md":
+            text = re.sub("^#", "    ", text, flags=re.MULTILINE)
+        if file.name == "CHANGELOG.md":
+            continue  # names what is gone
+        for words in commands_of(text):
+            verb: tuple[str, ...] = ()
+            while len(verb) < len(words) and (*verb, words[len(verb)]) in known:
+                verb = (*verb, words[len(verb)])
+            options = known[verb]._option_string_actions
+            for word in words:
+                flag = word.partition("=")[0].rstrip(",.:)")
+                if re.fullmatch("--[a-z].*", flag):
+                    assert flag in options, f"{file.name}: sgt-ds {' '.join(words)}"
+                    seen += 1
+    assert seen > 100
+
+
 def test_bad_usage_is_more_than_one_line_or_not_status_2() -> None:
     for name, words in (
         ("", ["--nonsense"]),

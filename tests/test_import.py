@@ -195,10 +195,13 @@ def test_a_vocabulary_that_does_not_fit_the_rows(
     file.write_bytes(Tokenizer(WordLevel({"a": 0, "b": 256})).to_str().encode())
     assert ids_of("padded") == 257
     assert ids_of("given", 300) == 300
-    for given in ("256", "385"):
+    for given, told in (
+        ("256", "256 is less than the 257 ids of the folder's tokenizer"),
+        ("385", "385 does not fit the model's 384 rows"),
+    ):
         words = ["--out", str(tmp_path / "start"), "--vocab-size", given]
         assert main(["import", str(tmp_path / "hf"), *words]) == 2
-        assert f"--vocab-size: {given} does not fit the model's 384 rows" in capsys.readouterr().err
+        assert f"--vocab-size: {told}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

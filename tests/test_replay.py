@@ -261,7 +261,7 @@ def test_estimate_that_passes_for_a_measurement(
     block = ["growth", "what-if", str(tmp_path / "run"), "--method", "block_loop"]
     assert main([*block, "--layers", "1,2"]) == 0
     text = capsys.readouterr().out
-    assert "2 layers loop from the start\n  layer 1  depth 1  heads block\n" in text
+    assert "2 looping layers from the start\n  layer 1  depth 1  heads block\n" in text
     assert main([*block, "--layers", "1"]) == 2
     assert "takes a list of layers, e.g. 1,7 or 1," in capsys.readouterr().err
 

@@ -242,7 +242,7 @@ def test_lines_are_lost_that_a_disk_took_and_refused_when_they_were_synced(
     assert file.read_text() == "0\n1\n2\n3\n"
     lines.add("4\n")
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", lambda _: os.stat(tmp_path / "nothing"))
+        patched.setattr(os, "fsync", lambda _: (tmp_path / "nothing").stat())
         lines.close()  # what may be lost is still there for who reads now
     assert file.read_text() == "0\n1\n2\n3\n4\n"
 

@@ -232,6 +232,24 @@ def test_a_raw_launcher_that_dies_takes_its_ranks_along_saved(tmp_path: Path, da
     assert checkpoint.step == runs.last_step(tmp_path / "run")
 
 
+def test_a_raw_run_has_to_be_stopped_by_hand(tmp_path: Path, data: Path) -> None:
+    run, run_dir = runs.write_run(tmp_path / "run.yaml", data, training=FOREVER), tmp_path / "run"
+    assert "no run is in progress" not in runs.run_to_end(
+        ["sgt-ds", "stop", str(run_dir)], expect=2
+    )
+    process = subprocess.Popen(runs.launcher(run, 1), env=runs.environment())
+    try:
+        runs.wait_for_step(run_dir, 2)
+        busy = runs.run_to_end(["sgt-ds", "train", str(run)], expect=2)
+        assert f"`sgt-ds stop {run_dir}` ends that run" in busy
+        told = runs.run_to_end(["sgt-ds", "stop", str(run_dir)])
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+    assert f"stopped as requested; saved at step {runs.last_step(run_dir)}" in told
+    assert "no run is in progress" in runs.run_to_end(["sgt-ds", "stop", str(run_dir)], expect=2)
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [

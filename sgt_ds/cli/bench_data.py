@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.progress import counted
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -50,8 +51,7 @@ def data(options: argparse.Namespace) -> None:
         return
     print(
         f"median of {bench.rounds} rounds, {bench.tokens:,} tokens, one process, the share of one "
-        "of "
-        f"{bench.ranks} ranks"
+        f"of {counted(bench.ranks, 'rank')}"
     )
     for row in bench.loader:
         print(

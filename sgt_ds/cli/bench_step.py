@@ -50,7 +50,8 @@ def register(group: Subparsers[Parser]) -> None:
         nargs="+",
         default=["sgt:1", "sgt:3"],
         metavar="V",
-        help="compared with vanilla: sgt:K (its fixed phase), attention_loop:K, block_loop:K",
+        help="compared with vanilla, which always runs: sgt:K (its fixed phase), attention_loop:K, "
+        "block_loop:K",
     )
     parser.add_argument(
         "--layers",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
 from sgt_ds.errors import UserError
+from sgt_ds.progress import counted
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -51,7 +52,7 @@ def show(options: argparse.Namespace) -> None:
         return
     for info in found:
         size = f"{info.size_bytes / 1e6:,.1f} MB"
-        ranks = f"{info.world_size} ranks"
+        ranks = counted(info.world_size, "rank")
         loss = info.validation_loss
         mark = "" if loss is None else f"  validation loss {loss:.4f}"
         mark += "  latest" if info.latest else ""

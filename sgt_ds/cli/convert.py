@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, keep_deepspeed_quiet, print_json
+from sgt_ds.progress import counted
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
     print(
         f"{report['out']}: {report['model_type']}, {report['parameters']:,} parameters in "
         f"{report['dtype']}, step {report['step']} of {report['method']}, "
-        f"{len(report['loops'])} looping layers, {report['bytes'] / 1e6:,.1f} MB in "
+        f"{counted(len(report['loops']), 'looping layer')}, {report['bytes'] / 1e6:,.1f} MB in "
         f"{len(report['files'])} file(s), checked against {report['world_size']} partition(s)"
     )
     if report["entering"]:

@@ -248,7 +248,9 @@ def perplexity(options: argparse.Namespace) -> None:
     model = _load(options)
     window = options.window or model.positions
     if options.stride is not None and options.stride > window:
-        raise UserError("--stride", None, f"{options.stride} exceeds the window, {window}")
+        raise UserError(
+            "--stride", None, f"{options.stride} exceeds the window; give {window} or less"
+        )
     streams = streams_of(
         options.data,
         model.encoder,

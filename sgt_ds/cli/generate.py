@@ -91,7 +91,7 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32"),
-        help="dtype of the weights (default: as in the export)",
+        help="dtype of the weights (default: as in the export; fp32 on a CPU)",
     )
     parser.add_argument("--stream", action="store_true", help="print text as it is generated")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -115,10 +115,11 @@ def run(options: argparse.Namespace) -> None:
     )
     text_generator = TextGenerator(options.directory, device=options.device, dtype=options.dtype)
     if options.stream:
+        completions = text_generator.complete(prompts, sampling, on_text=_print_piece)
         for prompt in prompts:
             print(prompt, end="", flush=True)
-            for _ in text_generator.complete([prompt], sampling, on_text=_print_piece):
-                print(flush=True)
+            next(completions)
+            print(flush=True)
         return
     completions = text_generator.complete(prompts, sampling, batch_size=options.batch_size)
     if options.json:
@@ -138,7 +139,9 @@ def _read_prompts(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
         raise UserError(path, None, f"cannot be read ({cause}); give a text file") from None
-    prompts = [line for line in text.splitlines() if line.strip()]
+    # Not `splitlines`: a line separator of Unicode's belongs to the text.
+    lines = text.replace("\r\n", "\n").split("\n")
+    prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise UserError(path, None, "holds no prompt; write one per line")
     return prompts

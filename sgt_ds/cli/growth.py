@@ -12,6 +12,7 @@ from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_j
 from sgt_ds.cli.growth_rollback import add_rollback
 from sgt_ds.cli.growth_settings import add_settings, policy_of
 from sgt_ds.cli.growth_table import HEADER, print_loops, row_of
+from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -365,5 +366,5 @@ def _flops(
 def _number(loops: dict[str, Any], taken: list[Decision]) -> str:
     """How much grew; a static method's loops are there from the first update on."""
     if loops and not taken:
-        return f"{len(loops)} layers loop from the start"
-    return f"{len(taken)} changes"
+        return f"{counted(len(loops), 'looping layer')} from the start"
+    return counted(len(taken), "change")

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json, whole_number
+from sgt_ds.progress import counted
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -54,8 +55,8 @@ def check(options: argparse.Namespace) -> int:
             print_json({"hosts": names, "world_size": world_size(hosts)})
         else:
             for host in hosts:
-                print(f"{host.name}  {host.slots} ranks")
-            print(f"{len(hosts)} hosts, {world_size(hosts)} ranks")
+                print(f"{host.name}  {counted(host.slots, 'rank')}")
+            print(f"{counted(len(hosts), 'host')}, {counted(world_size(hosts), 'rank')}")
         return 0
     found = probe(
         hosts,
@@ -68,5 +69,5 @@ def check(options: argparse.Namespace) -> int:
         print_json({"hosts": [one.as_json() for one in found], "world_size": world_size(hosts)})
     else:
         print(table(found))
-        print(f"{len(hosts)} hosts, {world_size(hosts)} ranks")
+        print(f"{counted(len(hosts), 'host')}, {counted(world_size(hosts), 'rank')}")
     return int(any(one.faults for one in found))

@@ -59,7 +59,9 @@ def check_run_directory(config: RunConfig) -> bool:
         )
     if config.resume == "never":
         raise UserError(
-            saved, "resume", "is never, but run_dir holds this run; remove it or resume"
+            saved,
+            "resume",
+            "is never, but run_dir holds this run; leave `resume` out to continue it, or choose another run_dir",
         )
     return True
 

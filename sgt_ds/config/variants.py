@@ -19,5 +19,7 @@ def parse_variant(text: str) -> tuple[str, int]:
         return text, 0
     if method not in _METHODS or not re.fullmatch("[1-9][0-9]?", loops):
         known = ", ".join(["vanilla", *(f"{method}:K" for method in _METHODS)])
-        raise UserError("--variants", None, f"'{text}' is not one of {known}")
+        raise UserError(
+            "--variants", None, f"'{text}' is not one of {known} (K: a number of passes, from 1)"
+        )
     return method, int(loops)

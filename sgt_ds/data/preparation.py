@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sgt_ds.data.file_work import FileRecord
 from sgt_ds.data.readers import MAX_DOCUMENT_BYTES
-from sgt_ds.progress import duration
+from sgt_ds.progress import counted, duration
 
 SHARD_TOKENS = 1 << 28
 SKIPPED = "skipped.jsonl"
@@ -70,7 +70,7 @@ class Report:
         lines = [
             f"{self.out}: {self.documents:,} documents, {self.tokens:,} tokens, "
             f"{self.characters_per_token:.2f} characters a token",
-            f"{self.files} files ({self.reused_files} done before) in {duration(self.seconds)}: "
+            f"{counted(self.files, 'file')} ({self.reused_files} done before) in {duration(self.seconds)}: "
             f"{self.documents_per_second:,.0f} documents/s, {self.tokens_per_second:,.0f} tokens/s, "
             f"{self.megabytes_per_second:.2f} MB/s of text",
         ]

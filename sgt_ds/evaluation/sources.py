@@ -113,6 +113,8 @@ def _pattern(task: Task, location: str, split: str) -> str:
             return str(found[0])
     if Path(location).is_dir():
         fault = f"holds neither {split}.jsonl nor {task.folder}/{split}.jsonl, plain, .gz or .zst"
+    elif not Path(location).exists():
+        fault = "does not exist; check the path"
     else:
         fault = "is neither a folder nor a .json or .jsonl file"
     raise UserError(location, None, f"{fault}; check the path and the split")

@@ -176,7 +176,7 @@ def _read_config(directory: Path) -> Any:
     path = directory / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(directory, None, "holds no config.json; give a model's folder") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(path, None, f"cannot be read ({error}); copy it again") from None
@@ -263,7 +263,11 @@ def _of_its_ids(model: ModelConfig, directory: Path, given: int | None) -> Model
 
     `given`: the number of ids, which the folder's tokenizer tells otherwise. Raises: UserError.
     """
-    ids = _ids_in(directory) if given is None else given
+    known = _ids_in(directory)
+    if given is not None and known is not None and given < known:
+        message = f"{given} is less than the {known} ids of the folder's tokenizer; leave it out"
+        raise UserError("--vocab-size", None, message)
+    ids = known if given is None else given
     fitting = model.model_copy(update={"vocab_size": ids or 0})
     if fitting.vocab_size <= model.vocab_size <= fitting.padded_vocab_size:
         return fitting

@@ -57,6 +57,8 @@ def find_checkpoint(given: Path, tag: str | None) -> Path:
         for info in found:
             if info.path.name == wanted:
                 return info.path
+        if not found and given.resolve().name == wanted:  # it is that very one
+            return given
         names = ", ".join(info.path.name for info in found) or "none"
         raise UserError(given, "--tag", f"'{tag}' is not a checkpoint here; available: {names}")
     if found:

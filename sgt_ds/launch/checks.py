@@ -26,6 +26,7 @@ from sgt_ds.errors import UserError
 from sgt_ds.launch.command import Target, check_launcher
 from sgt_ds.launch.probe import probe
 from sgt_ds.launch.run_processes import check_idle
+from sgt_ds.progress import counted
 from sgt_ds.telemetry import Certificate
 
 STALE_LOCK_SECONDS = 300.0
@@ -217,7 +218,7 @@ def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
         raise UserError(
             config_file,
             "telemetry.port",
-            f"{telemetry.port} leaves no ports for {ranks} ranks; set {65536 - ranks} or less",
+            f"{telemetry.port} leaves no ports for {counted(ranks, 'rank')}; set {65536 - ranks} or less",
         )
     _check_address(telemetry.host, config_file)
     if not _needs_its_ports(config):
@@ -228,7 +229,7 @@ def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
             port,
             config_file,
             "telemetry.port",
-            f"choose another ({ranks} ports from there on must be free), or set "
+            f"choose another ({counted(ranks, 'port')} from there on must be free), or set "
             "telemetry.port_in_use: next to take the next free one",
         )
 

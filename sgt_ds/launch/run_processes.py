@@ -22,7 +22,7 @@ def check_idle(run_dir: Path) -> None:
         raise in_training(run_dir)
     check_unattended(run_dir)
     if lock_is_held(RunLayout(run_dir).training_lock):
-        message = "is being trained under the raw launcher; end that run first"
+        message = f"is being trained under the raw launcher; `sgt-ds stop {run_dir}` ends that run"
         raise UserError(run_dir, "run_dir", message)
 
 

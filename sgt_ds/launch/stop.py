@@ -23,8 +23,9 @@ REMOTE_POLL_SECONDS = 5.0
 def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> str:
     """Ask a run to save and end; after `grace_seconds` kill what is left. Returns what happened.
 
-    Raises: UserError where no run of `sgt-ds train` is in progress; SgtError where it had to be
-    killed, or may not be dead.
+    The processes of a raw launcher are not known here, and only asked.
+    Raises: UserError where no run is in progress; SgtError where it had to be killed, or may not
+    be dead.
     """
     if not RunLayout(run_dir).is_there():
         fault = "holds no run" if run_dir.is_dir() else "no such run"
@@ -32,15 +33,17 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
     record = read_record(run_dir)
     if record is None:
         check_not_complete(run_dir, "to stop")
+        if lock_is_held(RunLayout(run_dir).training_lock):
+            return _stop_raw(RunLayout(run_dir), grace_seconds, say)
     if record is None or (not (attended := _supervisor_lives(record)) and not _count(record)):
         raise UserError(
             run_dir,
             None,
-            "no run of `sgt-ds train` is in progress; a run under the raw launcher stops when "
-            f"{RunLayout(run_dir).stop_request} appears",
+            "no run is in progress here; one whose rank 0 is on another host, under the raw "
+            f"launcher, stops when {RunLayout(run_dir).stop_request} appears",
         )
     StopAsked(run_dir).ask()
-    say(f"asked the ranks to save and exit; waiting up to {grace_seconds:.0f} s")
+    _say_asked(grace_seconds, say)
     deadline = time.monotonic() + grace_seconds
     ended = False
     while not ended and time.monotonic() < deadline:
@@ -49,12 +52,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         ended = read_record(run_dir) is None if attended else not _count(record)
     if ended:
         _tidy(run_dir, record)
-        outcome = read_outcome(RunLayout(run_dir).control) if attended else None
-        if outcome is None:
-            return f"ended; {last_checkpoint(run_dir)}"
-        if outcome.status:
-            raise SgtError(f"{run_dir}: {outcome.reason}")
-        return outcome.reason
+        return _told_end(run_dir) if attended else f"ended; {last_checkpoint(run_dir)}"
     left = end_everywhere(record)
     _await_supervisor(record)
     _tidy(run_dir, record)
@@ -64,6 +62,35 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         f"{run_dir}: did not exit within {grace_seconds:.0f} s and was killed; "
         f"{last_checkpoint(run_dir)}"
     )
+
+
+def _say_asked(grace_seconds: float, say: Callable[[str], None]) -> None:
+    say(f"asked the ranks to save and exit; waiting up to {grace_seconds:.0f} s")
+
+
+def _stop_raw(layout: RunLayout, grace_seconds: float, say: Callable[[str], None]) -> str:
+    """`stop` of a run under the raw launcher, whose rank 0 is on this host."""
+    layout.stop_request.touch()
+    _say_asked(grace_seconds, say)
+    deadline = time.monotonic() + grace_seconds
+    while lock_is_held(layout.training_lock):
+        if time.monotonic() > deadline:
+            raise SgtError(
+                f"{layout.run_dir}: has not exited within {grace_seconds:.0f} s; it is under the "
+                "raw launcher: end that by its process id"
+            )
+        time.sleep(POLL_SECONDS)
+    return _told_end(layout.run_dir)
+
+
+def _told_end(run_dir: Path) -> str:
+    """How the run says it ended. Raises: SgtError where it failed."""
+    outcome = read_outcome(RunLayout(run_dir).control)
+    if outcome is None:
+        return f"ended; {last_checkpoint(run_dir)}"
+    if outcome.status:
+        raise SgtError(f"{run_dir}: {outcome.reason}")
+    return outcome.reason
 
 
 def check_not_complete(run_dir: Path, nothing: str) -> None:

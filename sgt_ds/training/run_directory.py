@@ -31,9 +31,8 @@ def only_trainer(run_dir: Path) -> Iterator[None]:
             run_dir, "run_dir", f"cannot be written ({error.strerror}); choose another"
         ) from None
     if descriptor is None:
-        raise UserError(
-            run_dir, "run_dir", "is being trained by another process; stop that one first"
-        )
+        message = f"is being trained by another process; `sgt-ds stop {run_dir}` ends that run"
+        raise UserError(run_dir, "run_dir", message)
     try:
         yield
     finally:
