@@ -386,8 +386,8 @@ def test_a_path_that_no_system_takes_is_a_traceback(
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     path = str(loop) if value == "loop" else value
-    for key in ("init", "data.validation"):
-        with pytest.raises(UserError, match=rf"{key}: .*(link that leads back|NUL)"):
+    for key in ("init", "data.validation", "run_dir"):
+        with pytest.raises(UserError, match=rf"{key}: .*(link that leads back|NUL|null byte)"):
             load_run_config(run_file, [f"{key}={json.dumps(path)}"])
 
 

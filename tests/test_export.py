@@ -24,7 +24,9 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sgt_ds.checkpoints.manifest import read_manifest, record_of, write_manifest
 from sgt_ds.cli import main
+from sgt_ds.errors import UserError
 from sgt_ds.inference import convert
+from sgt_ds.inference.source import find_checkpoint
 from sgt_ds.inference.zero import MasterWeights
 from sgt_ds.model import to_llama_names
 from sgt_ds.ports import free_ports
@@ -367,6 +369,15 @@ def test_bad_input_is_one_line_and_leaves_no_folder(
     # What only the whole, verified checkpoint shows comes after that progress line.
     assert [line.split(":")[0] for line in before] == ["verify"] * (damage is _another_architecture)
     assert list(place.iterdir()) == []
+
+
+def test_a_checkpoint_is_not_found_by_its_own_name(runs: Path) -> None:
+    checkpoint = runs / "decay" / STEP_FOLDER
+    for given in (checkpoint, checkpoint.parent, runs / "decay"):
+        for tag in (None, "6", checkpoint.name):
+            assert find_checkpoint(given, tag) == checkpoint
+    with pytest.raises(UserError, match="'7' is not a checkpoint here"):
+        find_checkpoint(checkpoint, "7")
 
 
 def _words(file: Path, size: int) -> str:

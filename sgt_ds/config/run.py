@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -241,7 +242,7 @@ class RunConfig(Section):
     @field_validator("run_dir")
     @classmethod
     def _run_dir_is_a_folder_of_its_own(cls, run_dir: Path) -> Path:
-        if run_dir.resolve() == Path.cwd():
+        if os.path.realpath(run_dir) == str(Path.cwd()):  # takes links that lead nowhere, too
             raise ValueError("is the current directory; give a separate folder, e.g. runs/first")
         return run_dir
 

@@ -61,7 +61,8 @@ def check_run_directory(config: RunConfig) -> bool:
         raise UserError(
             saved,
             "resume",
-            "is never, but run_dir holds this run; leave `resume` out to continue it, or choose another run_dir",
+            "is never, but run_dir holds this run; leave `resume` out to continue it, or choose "
+            "another run_dir",
         )
     return True
 

@@ -70,7 +70,8 @@ class Report:
         lines = [
             f"{self.out}: {self.documents:,} documents, {self.tokens:,} tokens, "
             f"{self.characters_per_token:.2f} characters a token",
-            f"{counted(self.files, 'file')} ({self.reused_files} done before) in {duration(self.seconds)}: "
+            f"{counted(self.files, 'file')} ({self.reused_files} done before) in "
+            f"{duration(self.seconds)}: "
             f"{self.documents_per_second:,.0f} documents/s, {self.tokens_per_second:,.0f} tokens/s, "
             f"{self.megabytes_per_second:.2f} MB/s of text",
         ]

@@ -114,7 +114,7 @@ def _pattern(task: Task, location: str, split: str) -> str:
     if Path(location).is_dir():
         fault = f"holds neither {split}.jsonl nor {task.folder}/{split}.jsonl, plain, .gz or .zst"
     elif not Path(location).exists():
-        fault = "does not exist; check the path"
+        fault = "does not exist"
     else:
         fault = "is neither a folder nor a .json or .jsonl file"
     raise UserError(location, None, f"{fault}; check the path and the split")

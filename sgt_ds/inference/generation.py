@@ -194,9 +194,8 @@ class TextGenerator:
         cuts = [at for at in (text.find(stop) for stop in sampling.stop) if at >= 0]
         if cuts:
             text, finish = text[: min(cuts)], "stop"
-            while (
-                ids and ids[-1] == self.tokenizer.pad_token_id
-            ):  # longer rows of the batch went on
+            # What fills the row while longer ones of its batch go on.
+            while ids and ids[-1] == self.tokenizer.pad_token_id:
                 ids = ids[:-1]
         return Completion(prompt, text, len(prompt_ids), len(ids), finish, round(seconds, 4))
 

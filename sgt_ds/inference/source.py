@@ -52,18 +52,20 @@ def find_checkpoint(given: Path, tag: str | None) -> Path:
             "no such run or checkpoint; give a run directory, its checkpoints/, or one of them",
         )
     found = next(filter(None, map(checkpoints.list_checkpoints, folders)), [])
+    files = (checkpoints.MANIFEST_NAME, checkpoints.STATE_NAME)
+    is_one = any((given / name).exists() for name in files)
     if tag is not None:
         wanted = checkpoints.folder_name(int(tag)) if tag.isdecimal() else tag
         for info in found:
             if info.path.name == wanted:
                 return info.path
-        if not found and given.resolve().name == wanted:  # it is that very one
+        if is_one and given.resolve().name == wanted:
             return given
         names = ", ".join(info.path.name for info in found) or "none"
         raise UserError(given, "--tag", f"'{tag}' is not a checkpoint here; available: {names}")
     if found:
         return found[0].path
-    if (given / checkpoints.MANIFEST_NAME).exists() or (given / checkpoints.STATE_NAME).exists():
+    if is_one:
         return given
     raise UserError(given, None, "holds no checkpoints; name a run, or one of its checkpoints")
 

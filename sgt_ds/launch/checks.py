@@ -218,7 +218,8 @@ def _check_ports(config: RunConfig, config_file: str, ranks: int) -> None:
         raise UserError(
             config_file,
             "telemetry.port",
-            f"{telemetry.port} leaves no ports for {counted(ranks, 'rank')}; set {65536 - ranks} or less",
+            f"{telemetry.port} leaves no ports for {counted(ranks, 'rank')}; "
+            f"set {65536 - ranks} or less",
         )
     _check_address(telemetry.host, config_file)
     if not _needs_its_ports(config):
