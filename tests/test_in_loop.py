@@ -156,7 +156,7 @@ def test_rows_of_another_task_end_in_a_traceback(tmp_path: Path, data: Path) -> 
         ),
         (
             {"tasks": [{"name": "sciq", "path": "{data}/none"}]},
-            "{data}/none: evaluation.tasks.0.path: is neither a folder",
+            "{data}/none: evaluation.tasks.0.path: does not exist",
         ),
         (
             {"tasks": [{"name": "sciq", "path": "{data}/arc.jsonl"}]},

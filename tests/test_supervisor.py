@@ -18,7 +18,7 @@ import runs
 
 from sgt_ds.checkpoints import list_checkpoints, verify
 from sgt_ds.config import load_run_config, prepare_run_directory
-from sgt_ds.errors import UserError
+from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import take_lock
 from sgt_ds.launch import (
     Host,
@@ -234,9 +234,7 @@ def test_a_raw_launcher_that_dies_takes_its_ranks_along_saved(tmp_path: Path, da
 
 def test_a_raw_run_has_to_be_stopped_by_hand(tmp_path: Path, data: Path) -> None:
     run, run_dir = runs.write_run(tmp_path / "run.yaml", data, training=FOREVER), tmp_path / "run"
-    assert "no run is in progress" not in runs.run_to_end(
-        ["sgt-ds", "stop", str(run_dir)], expect=2
-    )
+    assert "no such run" in runs.run_to_end(["sgt-ds", "stop", str(run_dir)], expect=2)
     process = subprocess.Popen(runs.launcher(run, 1), env=runs.environment())
     try:
         runs.wait_for_step(run_dir, 2)
@@ -296,7 +294,7 @@ def test_stop_of_a_complete_run_says_so(
     prepare_run_directory(config, resuming=False)
     module = importlib.import_module("sgt_ds.launch.stop")
     for step, told in (
-        (19, "no run of `sgt-ds train` is in progress"),
+        (19, "no run is in progress"),
         (20, "complete at step 20"),
     ):
         monkeypatch.setattr(module, "newest_step", lambda layout, step=step: step)
@@ -304,7 +302,8 @@ def test_stop_of_a_complete_run_says_so(
             stop(config.run_dir, grace_seconds=1, say=print)
     lock = take_lock(config.run_dir / "control" / "training.lock")
     assert lock is not None
-    with pytest.raises(UserError, match="no run of"):  # the last checkpoint is not yet the end
+    # The last checkpoint is not yet the end: someone trains it still.
+    with pytest.raises(SgtError, match="has not exited within 1 s; it is under the raw launcher"):
         stop(config.run_dir, grace_seconds=1, say=print)
     os.close(lock)
 
