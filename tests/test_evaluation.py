@@ -221,7 +221,7 @@ def test_a_row_of_another_form_ends_in_a_traceback(
 
 @pytest.mark.parametrize(
     ("data", "fault"),
-    [("nowhere", "is neither a folder"), (".", "holds neither validation.jsonl nor sciq")],
+    [("nowhere", "does not exist"), (".", "holds neither validation.jsonl nor sciq")],
 )
 def test_data_that_is_not_there_is_told_of_no_flag(
     tmp_path: Path,
