@@ -120,6 +120,11 @@ class LineFile:
 
     def flush(self) -> None:
         """Write what was noted. Raises: OSError where that fails, and it still waits."""
+        self._write()
+        if len(self._written) > MAX_UNSYNCED_BYTES:
+            self.sync()
+
+    def _write(self) -> None:
         if not self._waiting:
             return
         try:
@@ -134,12 +139,10 @@ class LineFile:
             raise
         self._written += self._waiting
         self._waiting.clear()
-        if len(self._written) > MAX_UNSYNCED_BYTES:
-            self.sync()
 
     def sync(self) -> None:
         """As `flush`, and make it survive a power cut. Raises: OSError, and all of it waits."""
-        self.flush()
+        self._write()
         try:
             os.fsync(self._descriptor)
         except OSError:
@@ -192,7 +195,7 @@ class LineFile:
         except OSError as error:
             log.warning("%s: its last lines may be lost (%s)", self.path, error.strerror)
             with suppress(OSError):  # where readers find them, for as long as the system lives
-                self.flush()
+                self._write()
         os.close(self._descriptor)
 
     def _cut_to_size(self) -> None:

@@ -377,6 +377,11 @@ def test_a_start_that_comes_too_late_is_ignored_without_a_word(
             assert told.startswith(f"{key}: {path} is ignored")
             save_run_config(late)
         assert start_warnings(load_run_config(run_file, [*there, "init=../old"])) == []
+    once = load_run_config(run_file, [*there, "resume=never"])
+    save_run_config(once)
+    save_run_config(load_run_config(run_file, there))
+    saved = load_run_config(RunLayout(begun.run_dir).config)
+    assert (saved.resume, saved.init) == ("auto", tmp_path / "old")
 
 
 @pytest.mark.parametrize("value", ["loop", "a\0b"])

@@ -9,17 +9,20 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import runs
 import torch
 from forked import Nursery
 
+from sgt_ds import files
 from sgt_ds.checkpoints import (
     LATEST_NAME,
     list_checkpoints,
+    payload,
     read_latest,
     read_manifest,
     read_state,
@@ -242,9 +245,46 @@ def test_lines_are_lost_that_a_disk_took_and_refused_when_they_were_synced(
     assert file.read_text() == "0\n1\n2\n3\n"
     lines.add("4\n")
     with monkeypatch.context() as patched:
+        patched.setattr(files, "MAX_UNSYNCED_BYTES", 1)
         patched.setattr(os, "fsync", lambda _: (tmp_path / "nothing").stat())
         lines.close()  # what may be lost is still there for who reads now
     assert file.read_text() == "0\n1\n2\n3\n4\n"
+
+
+def test_lines_are_synced_at_every_report_or_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(1))
+    monkeypatch.setattr(files, "MAX_UNSYNCED_BYTES", 100)
+    lines = LineFile(tmp_path / "lines")
+    for _ in range(25):
+        lines.add("123456789\n")
+        lines.offer()
+    assert len(synced) == 2  # of eleven lines each
+    lines.offer(sync=True)
+    assert len(synced) == 3
+    lines.close()
+
+
+@pytest.mark.parametrize("pieces", [[1000], [250] * 4, [64, 64, 872]])
+def test_a_save_hands_the_disk_more_than_a_part_at_a_time(
+    pieces: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(payload, "SYNC_BYTES", 64)
+    monkeypatch.setattr(
+        os, "fdatasync", lambda descriptor: seen.append(os.fstat(descriptor).st_size)
+    )
+
+    def write(stream: IO[bytes]) -> None:
+        for size in pieces:
+            stream.write(b"x" * size)
+
+    record = payload.write_hashed(tmp_path / "file", write, Event())
+    assert record.size == (tmp_path / "file").stat().st_size == sum(pieces)
+    unsynced = [after - before for before, after in zip([0, *seen], [*seen, 1000], strict=True)]
+    assert max(unsynced) < 2 * 64
 
 
 def test_a_last_save_that_fails_is_taken_for_success(

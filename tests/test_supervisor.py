@@ -17,7 +17,7 @@ import pytest
 import runs
 
 from sgt_ds.checkpoints import list_checkpoints, verify
-from sgt_ds.config import load_run_config, prepare_run_directory
+from sgt_ds.config import RunLayout, load_run_config, prepare_run_directory
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import take_lock
 from sgt_ds.launch import (
@@ -305,6 +305,7 @@ def test_stop_of_a_complete_run_says_so(
     # The last checkpoint is not yet the end: someone trains it still.
     with pytest.raises(SgtError, match="has not exited within 1 s; it is under the raw launcher"):
         stop(config.run_dir, grace_seconds=1, say=print)
+    assert not RunLayout(config.run_dir).stop_request.exists()  # it would end the next start
     os.close(lock)
 
 

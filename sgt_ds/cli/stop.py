@@ -14,7 +14,8 @@ def register(commands: Subparsers[Parser]) -> None:
     parser = add_command(
         commands,
         "stop",
-        "Ask a run to save and exit; kill only its own processes if it does not.",
+        "Ask a run to save and exit; kill only its own processes if it does not (under the raw "
+        "launcher, only ask).",
         "sgt-ds stop runs/573m-sgt",
         stop_run,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,10 +120,11 @@ def _check_paths(file: Path, value: object, key: tuple[str, ...]) -> None:
         raise UserError(file, ".".join(key), "contains a NUL character; remove it")
     elif isinstance(value, Path):
         try:
-            value.resolve()
-        except (OSError, RuntimeError):  # how Python tells a loop depends on its version
-            message = f"{value} is a link that leads back to itself; give the path it stands for"
-            raise UserError(file, ".".join(key), message) from None
+            value.stat()
+        except OSError as error:  # whether it may be missing is known elsewhere
+            if error.errno == errno.ELOOP:
+                message = f"{value} is a link that leads back to itself; name what it stands for"
+                raise UserError(file, ".".join(key), message) from None
 
 
 def _is_sound(path: Path) -> bool:

@@ -206,11 +206,13 @@ def save_run_config(config: RunConfig) -> None:
 
     Raises: UserError where it cannot be written.
     """
-    had = _begun(RunLayout(config.run_dir)) or config
-    starts = {key: getattr(had, key) for key in _STARTS}
-    # A later resume may be called from another working directory.
-    whole = {key: at.absolute() if isinstance(at, Path) else at for key, at in starts.items()}
-    config = config.model_copy(update=whole)
+    begun = _begun(RunLayout(config.run_dir))
+    # Absolute: a later resume may be called from another working directory.
+    starts: dict[str, object] = {key: at.absolute() for key, at in _starts(begun or config)}
+    if begun is not None:
+        given = "auto" if isinstance(config.resume, Path) else config.resume
+        starts = {"init": None, "fork": None, "resume": given, **starts}
+    config = config.model_copy(update=starts)
     with writing(config.run_dir, "run_dir"):
         write_text_atomically(RunLayout(config.run_dir).config, dump_run_config(config))
 

@@ -261,7 +261,8 @@ def _model_of(directory: Path, config: Any, vocab_size: int | None) -> ModelConf
 def _of_its_ids(model: ModelConfig, directory: Path, given: int | None) -> ModelConfig:
     """The shape with the tokenizer's ids for a vocabulary; `model` counts all rows of the source.
 
-    `given`: the number of ids, which the folder's tokenizer tells otherwise. Raises: UserError.
+    `given`: the number of ids, at least those of the folder's tokenizer, which tells it otherwise.
+    Raises: UserError.
     """
     known = _ids_in(directory)
     if given is not None and known is not None and given < known:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from sgt_ds.config import RunLayout, load_run_config
@@ -42,8 +43,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
             "no run is in progress here; one whose rank 0 is on another host, under the raw "
             f"launcher, stops when {RunLayout(run_dir).stop_request} appears",
         )
-    StopAsked(run_dir).ask()
-    _say_asked(grace_seconds, say)
+    _ask(run_dir, StopAsked(run_dir).ask, grace_seconds, say)
     deadline = time.monotonic() + grace_seconds
     ended = False
     while not ended and time.monotonic() < deadline:
@@ -52,7 +52,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         ended = read_record(run_dir) is None if attended else not _count(record)
     if ended:
         _tidy(run_dir, record)
-        return _told_end(run_dir) if attended else f"ended; {last_checkpoint(run_dir)}"
+        return _told_end(run_dir, since=0) if attended else f"ended; {last_checkpoint(run_dir)}"
     left = end_everywhere(record)
     _await_supervisor(record)
     _tidy(run_dir, record)
@@ -64,29 +64,40 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
     )
 
 
-def _say_asked(grace_seconds: float, say: Callable[[str], None]) -> None:
+def _ask(
+    run_dir: Path, ask: Callable[[], None], grace_seconds: float, say: Callable[[str], None]
+) -> None:
+    try:
+        ask()
+    except OSError as error:
+        raise UserError(run_dir, None, f"cannot be asked to stop ({error.strerror})") from None
     say(f"asked the ranks to save and exit; waiting up to {grace_seconds:.0f} s")
 
 
 def _stop_raw(layout: RunLayout, grace_seconds: float, say: Callable[[str], None]) -> str:
     """`stop` of a run under the raw launcher, whose rank 0 is on this host."""
-    layout.stop_request.touch()
-    _say_asked(grace_seconds, say)
+    _ask(layout.run_dir, layout.stop_request.touch, grace_seconds, say)
+    asked = 0.0
+    with suppress(OSError):  # obeyed by now
+        asked = layout.stop_request.stat().st_mtime  # by the clock that dates outcomes
     deadline = time.monotonic() + grace_seconds
-    while lock_is_held(layout.training_lock):
-        if time.monotonic() > deadline:
-            raise SgtError(
-                f"{layout.run_dir}: has not exited within {grace_seconds:.0f} s; it is under the "
-                "raw launcher: end that by its process id"
-            )
-        time.sleep(POLL_SECONDS)
-    return _told_end(layout.run_dir)
+    try:
+        while lock_is_held(layout.training_lock):
+            if time.monotonic() > deadline:
+                raise SgtError(
+                    f"{layout.run_dir}: has not exited within {grace_seconds:.0f} s; it is under "
+                    "the raw launcher: end that by its process id"
+                )
+            time.sleep(POLL_SECONDS)
+    finally:  # left behind, it would end the next start before its first update
+        layout.stop_request.unlink(missing_ok=True)
+    return _told_end(layout.run_dir, since=asked)
 
 
-def _told_end(run_dir: Path) -> str:
-    """How the run says it ended. Raises: SgtError where it failed."""
+def _told_end(run_dir: Path, since: float) -> str:
+    """How the run says it ended, if it has since then. Raises: SgtError where it failed."""
     outcome = read_outcome(RunLayout(run_dir).control)
-    if outcome is None:
+    if outcome is None or outcome.written < since:
         return f"ended; {last_checkpoint(run_dir)}"
     if outcome.status:
         raise SgtError(f"{run_dir}: {outcome.reason}")

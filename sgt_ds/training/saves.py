@@ -17,6 +17,9 @@ from sgt_ds.training.engine import Ranks
 
 log = logging.getLogger(__name__)
 
+# A save is collected between updates: shorter waits come with any disk.
+TOLD_WAIT_SECONDS = 1.0
+
 
 class RunCheckpoints:
     """Saves while training goes on, with what conversion needs beside the trainer's state.
@@ -134,14 +137,18 @@ class RunCheckpoints:
         """
         before, started = self._saver.step, time.perf_counter()
         self.finish()
-        if before is None or wait or self._overlap_told or not self._ranks.is_main:
+        waited = time.perf_counter() - started
+        done = before is not None and self.saved_step == before
+        if not done or waited < TOLD_WAIT_SECONDS or wait or self._overlap_told:
+            return
+        if not self._ranks.is_main:
             return
         self._overlap_told = True
         log.warning(
             "step %d: training waited %.1f s for the checkpoint of step %d to be written; saves are "
             "due faster than this disk takes them: raise checkpoint.every",
             step,
-            time.perf_counter() - started,
+            waited,
             before,
         )
 
