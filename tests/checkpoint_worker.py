@@ -135,11 +135,17 @@ def say(rank: int, **facts: Any) -> None:
         print(json.dumps(facts), flush=True)
 
 
-if __name__ == "__main__":
+def status() -> int:
+    """Of `main`. What an error holds is gone on return: a group that outlives it may abort the end."""
     try:
         main(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except SgtError as error:
         print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        return error.exit_code
     finally:
         dist.destroy_process_group()  # gloo's threads may abort a process that just ends
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(status())
