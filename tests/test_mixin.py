@@ -3,71 +3,82 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 import transformers
+from source_code import source_of
 
 HERE = Path(__file__).parent
+GUIDE = HERE.parent / "docs" / "inference.md"
 
-# Why a test of theirs may be left out, and nothing else.
-REASONS = {
-    # the machine
-    "test requires accelerator": "no GPU",
-    "test requires multiple accelerators": "no two GPUs",
-    "test requires Flash Attention": "the package flash-attn, for GPUs; 2, 3 and 4",
-    "test requires MPS": "Apple's GPUs",
+# Why a test of theirs may be left out, and nothing else: a part of what it says, and the guide's
+# words for it. What the machine lacks may run on another one.
+MACHINE = {
+    "test requires accelerator": "needs a GPU",
+    "test requires multiple accelerators": "needs two GPUs",
+    "test requires Flash Attention": "needs the package flash-attn, for GPUs",
+    "test requires MPS": "needs Apple's GPUs",
     "test requires the kernels library": "downloads kernels for GPUs",
-    "test requires PEFT": "an adapter library that nothing here uses",
-    "test is slow": "their own nightly test: compiled training",
-    # the kind of model
-    "is not composite": "one model, not several in one",
-    "Model is not a composite model": "the same",
-    "No subconfigs": "the same",
-    "does not support SDPA": "composite models only, whatever the reason says",
-    "Not a prioritized model": "a list of their own models",
-    "No conversion found": "weights keep their names",
-    "No decoder-only language modeling head": "SgtModel, the one without a head",
-    "No sequence-to-sequence": "a decoder",
-    "does not support grouped_mm": "mixtures of experts",
-    "sparse experts": "the same",
-    "output_router_logits": "the same",
-    "_keep_in_fp32_modules": "nothing is kept in float32 by name",
-    "Model does not have position embeddings": "rotary ones have no weights",
-    "axial RoPE": "images",
-    "partial rope": "whole heads are turned",
-    "sliding window": "no such attention",
-    "does not have a TP plan": "sharding by head is not built",
-    "not in MODEL_MAPPING": "a class of its own, loaded by auto_map",
+    "test is slow": "runs in their own nightly tests: compiled training",
 }
+COMPOSITE, EXPERTS = "for models composed of several", "for mixtures of experts"
+KIND = {
+    "is not composite": COMPOSITE,
+    "Model is not a composite model": COMPOSITE,
+    "No subconfigs": COMPOSITE,
+    "does not support SDPA": COMPOSITE,  # whatever it says
+    "does not support grouped_mm": EXPERTS,
+    "sparse experts": EXPERTS,
+    "output_router_logits": EXPERTS,
+    "No sequence-to-sequence": "for encoder-decoders",
+    "axial RoPE": "for models of images",
+    "partial rope": "for models that turn a part of each head",
+    "sliding window": "for models with sliding windows",
+    "Model does not have position embeddings": "for models with learned positions",
+    "No conversion found": "SGT's weights keep their names",
+    "_keep_in_fp32_modules": "SGT keeps nothing in float32 by name",
+    "does not have a TP plan": "SGT has no sharding by head",
+    "Not a prioritized model": "for a list of their own models",
+}
+REASONS = {**MACHINE, **KIND}
 
 
 @pytest.fixture(scope="module")
 def their_tests(request: pytest.FixtureRequest) -> Path:
     """The `tests` folder of the installed version's source distribution."""
     version = transformers.__version__
-    folder = Path(request.config.cache.mkdir(f"transformers-{version}"))
-    root = folder / f"transformers-{version}" / "tests"
-    if not (root / "test_modeling_common.py").is_file():
-        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        fetch += ["--no-build-isolation", "--no-binary", ":all:", f"transformers=={version}"]
-        done = subprocess.run(
-            [*fetch, "-d", str(folder)], capture_output=True, text=True, timeout=300, check=False
-        )
-        if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            pytest.skip(f"pip cannot fetch the source of transformers {version}: {said}")
-        with tarfile.open(folder / f"transformers-{version}.tar.gz") as archive:
-            inside = [m for m in archive.getmembers() if "/tests/" in m.name]
-            # Releases before 3.11.4 know no filter.
-            safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-            archive.extractall(folder, members=inside, **safe)
-    return root
+    return source_of("transformers", version, ("/tests/",), request.config) / "tests"
+
+
+def as_table(skipped: dict[str, str]) -> str:
+    """Test and reason, as the guide has them."""
+    rows = ["| reason | tests |", "|---|---|"]
+    for why in dict.fromkeys(REASONS.values()):
+        names = ", ".join(f"`{name}`" for name in sorted(skipped) if skipped[name] == why)
+        rows += [f"| {why} | {names} |"] if names else []
+    return "\n".join(rows)
+
+
+def in_the_guide() -> tuple[dict[str, str], dict[str, tuple[int, int]]]:
+    """Which tests are skipped there and why; of each version, how many pass and are skipped."""
+    text = GUIDE.read_text()
+    row = r"^\| ([^|]+?)(?: \(only ([\d.]+)\))? \| (`test_\w+`(?:, `test_\w+`)*) \|$"
+    listed = {
+        name: why
+        for why, only, names in re.findall(row, text, re.MULTILINE)
+        if transformers.__version__.startswith(only)
+        for name in re.findall(r"\w+", names)
+    }
+    told = r"of ([\d.]+)'s, (\d+) pass and (\d+) are skipped, of ([\d.]+)'s (\d+) and (\d+)"
+    (found,) = re.findall(told, " ".join(text.split()))
+    counts = {found[at]: (int(found[at + 1]), int(found[at + 2])) for at in (0, 3)}
+    return listed, counts
 
 
 def test_a_model_class_that_breaks_what_transformers_asks_of_any(
@@ -88,17 +99,27 @@ def test_a_model_class_that_breaks_what_transformers_asks_of_any(
     )
     assert done.returncode == 0, done.stdout[-6000:]
     cases = list(ElementTree.parse(report).iter("testcase"))
-    skipped = {
-        str(case.get("name")): str(skip.get("message"))
+    said = {
+        (str(case.get("name")), str(skip.get("message")))
         for case in cases
         for skip in case.findall("skipped")
     }
-    unexplained = {
-        name: said
-        for name, said in skipped.items()
-        if not any(reason in said for reason in REASONS)
-    }
+    skipped = {name: why for name, words in said for part, why in REASONS.items() if part in words}
+    unexplained = {(name, words) for name, words in said if not any(r in words for r in REASONS)}
     assert not unexplained
-    passed = {str(case.get("name")) for case in cases} - skipped.keys()
+    names = {str(case.get("name")) for case in cases}
+    passed = names - skipped.keys()
     assert len(passed) > 100
     assert {"test_left_padding_compatibility", "test_save_load", "test_torch_export"} <= passed
+
+    listed, counts = in_the_guide()
+    wrong = {name for name, why in skipped.items() if listed.get(name) != why}
+    if torch.cuda.is_available():  # what needs one runs, or is skipped for what else it needs
+        wrong -= {name for name, why in listed.items() if why in MACHINE.values()}
+    assert not wrong, f"{GUIDE} should say:\n{as_table(skipped)}"
+    if transformers.__version__ == next(iter(counts)):  # a test of theirs may be newer than others
+        stale = {name for name in listed.keys() - skipped.keys() if listed[name] in KIND.values()}
+        assert not stale | (listed.keys() - names)
+    if transformers.__version__ in counts and not torch.cuda.is_available():
+        (found,) = re.findall(r"(\d+) passed, (\d+) skipped", done.stdout)
+        assert tuple(map(int, found)) == counts[transformers.__version__]
