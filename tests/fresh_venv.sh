@@ -1,6 +1,6 @@
 #!/bin/sh
 # Loads exports and generates in a virtual environment that holds torch, transformers and safetensors
-# only, as someone has it who was given nothing but the folders. Downloads torch.
+# only, as someone has it who was given nothing but the folders. Downloads torch; 3 if pip cannot.
 # Usage: tests/fresh_venv.sh EXPORT... (folders that `sgt-ds convert` wrote, with a tokenizer)
 # TRANSFORMERS=5.23.0 takes that version in place of the one that the tests run with.
 set -eu
@@ -13,7 +13,9 @@ cp "$here/constraints.txt" "$place/"
 [ -z "${TRANSFORMERS:-}" ] ||
     sed -i "s/^transformers==.*/transformers==$TRANSFORMERS/" "$place/constraints.txt"
 "${PYTHON:-python3}" -m venv "$place/venv"
-"$place/venv/bin/pip" install --quiet --constraint "$place/constraints.txt" torch transformers safetensors
+# Uncompiled: of the files of torch and transformers few are imported here.
+"$place/venv/bin/pip" install --quiet --no-compile --constraint "$place/constraints.txt" \
+    torch transformers safetensors || exit 3
 folders=""
 for folder in "$@"; do folders="$folders $(cd "$folder" && pwd)"; done
 cd "$place"

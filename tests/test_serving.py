@@ -1,4 +1,6 @@
-"""Exports behind stock tools: `transformers serve` and the official client; memory of conversion."""
+"""Exports behind stock tools: `transformers serve` and the official client, an environment of torch
+and transformers alone; memory of conversion.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from made_checkpoints import write_checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -107,6 +110,34 @@ def test_a_stock_server_that_says_something_else(
     pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
     assert len(pieces) > 5
     assert "".join(pieces).rstrip("\ufffd") == text
+
+
+def test_an_export_that_asks_for_more_than_torch_and_transformers(
+    exports: dict[str, Path], tmp_path: Path
+) -> None:
+    """In a new virtual environment, by the script that does so for any export."""
+    script = Path(__file__).with_name("fresh_venv.sh")
+    given = {"PYTHON": sys.executable, "TRANSFORMERS": transformers.__version__}
+    apart = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        ["sh", str(script), *map(str, exports.values())],
+        env={**apart, **given, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    if done.returncode == 3:
+        pytest.skip(f"pip cannot install: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    versions, *said = done.stdout.splitlines()
+    assert versions.split()[-1] == transformers.__version__
+    for kind, line in zip(exports, said, strict=True):
+        text_generator = TextGenerator(exports[kind])
+        prompt = "Once upon a time"
+        (expected,) = text_generator.complete([prompt], Sampling(max_new_tokens=16))
+        name = {"llama": "LlamaForCausalLM", "sgt": "SgtForCausalLM"}[kind]
+        assert line == f"{name} {prompt + expected.text!r}"
 
 
 MEASURED = """
