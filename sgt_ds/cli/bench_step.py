@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
+from sgt_ds.cli.bench_step_profile import print_profiles
 from sgt_ds.cli.frame import (
     Parser,
     Subparsers,
@@ -99,6 +101,15 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--rounds", type=whole_number(1), default=10, help="timed steps of each case"
     )
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        type=whole_number(1),
+        const=3,
+        metavar="STEPS",
+        help="after the rounds, profile some steps of each case (3 if no number is given): device "
+        "time by part and by kernel, and what the case adds to vanilla's",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -111,6 +122,9 @@ def step(options: argparse.Namespace) -> None:
     for key, fault in growth_faults("sgt", growth, model):
         raise UserError(f"--{key.replace('_', '-')}", None, fault)
 
+    if options.profile:
+        # torch's profiler tells each start and end on stderr, between the lines of progress.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     import torch
 
     # DeepSpeed, which this package loads, logs to what stdout is at its import: keep it out of --json.
@@ -132,19 +146,21 @@ def step(options: argparse.Namespace) -> None:
         rounds=options.rounds,
         modes=MODES[options.mode],
         fp8=options.fp8,
+        profiled_steps=options.profile or 0,
     )
     if setting.fp8:
         _check_float8(setting)
-    rows = bench_step(setting)
+    rows, profiles = bench_step(setting)
     document = {
         "preset": options.preset,
-        **bench_as_json(setting, rows),
+        **bench_as_json(setting, rows, profiles),
         "roofline": asdict(measure_roofline(setting.device, setting.dtype)),
     }
     if options.json:
         print_json(document)
     else:
         _print_table(document, rows)
+        print_profiles(rows, profiles)
 
 
 def _check_float8(setting: Setting) -> None:

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from sgt_ds.memory import peak_resident_bytes, reset_peak_resident
 from sgt_ds.model import LoopInputs, Transformer, loop_inputs
 from sgt_ds.progress import Progress
 from sgt_ds.training.optimizer import build_optimizer
+from sgt_ds.training.step_profile import StepProfile, profile_steps, profiles_as_json
 from sgt_ds.training.timing import synchronize
 
 WARM_UP_STEPS = 2
@@ -53,6 +55,8 @@ class Setting:
     """`eager`, `compiled`, or both."""
     fp8: bool = False
     """The blocks' products in float8."""
+    profiled_steps: int = 0
+    """Of each case, after the rounds, under the profiler."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,15 @@ class _Stepper:
         synchronize(device)
         return middle - started, time.perf_counter() - started
 
+    def step_seconds(self, mode: str, loops: Mapping[int, LoopInputs]) -> float:
+        """One step with entropies measured. Returns seconds of all of it."""
+        return self.step(mode, loops, True)[1]
 
-def bench_step(setting: Setting) -> list[Row]:
+
+def bench_step(setting: Setting) -> tuple[list[Row], list[StepProfile]]:
     """Measure vanilla, with and without entropies, and the variants, in each mode.
+
+    Profiles, where they are asked for, are of the cases with entropies, as runs measure them.
 
     Raises: UserError where a variant is unknown.
     """
@@ -150,7 +160,7 @@ def bench_step(setting: Setting) -> list[Row]:
                 timed = stepper.step(mode, loops[id(case)], case.entropy)
                 times.setdefault((mode, id(case)), []).append(timed)
                 progress.advance(1, f"{mode} {case.name}")
-    return [
+    rows = [
         _row(
             setting,
             mode,
@@ -161,10 +171,20 @@ def bench_step(setting: Setting) -> list[Row]:
         )
         for mode, case in plan
     ]
+    if not setting.profiled_steps:
+        return rows, []
+    profiled = {
+        (mode, case.name): partial(stepper.step_seconds, mode, loops[id(case)])
+        for mode, case in plan
+        if case.entropy
+    }
+    return rows, profile_steps(setting.device, profiled, setting.profiled_steps)
 
 
-def bench_as_json(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
-    """The measurement as one document: what was measured, on what, and each row."""
+def bench_as_json(
+    setting: Setting, rows: Sequence[Row], profiles: Sequence[StepProfile]
+) -> dict[str, Any]:
+    """The measurement as one document: what was measured, on what, each row and each profile."""
     cuda = setting.device.type == "cuda"
     return {
         "variants": setting.variants,
@@ -184,6 +204,7 @@ def bench_as_json(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
         "rounds": setting.rounds,
         "warm_up_steps": WARM_UP_STEPS,
         "rows": [{**asdict(row), "excess": row.excess} for row in rows],
+        "profile": profiles_as_json(setting.profiled_steps, profiles) if profiles else None,
     }
 
 
