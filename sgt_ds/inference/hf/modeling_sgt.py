@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.cache_utils import StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -35,6 +36,12 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
     rotate_half,
 )
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # comes with PyTorch for GPUs
+    triton = None
 
 
 class Loop(NamedTuple):
@@ -266,6 +273,298 @@ class SgtAttention(LlamaAttention):
         return mixed.reshape(*mixed.shape[:2], -1).contiguous(), weights
 
 
+# An extra pass over one token is too little work for operations that each take a microsecond to
+# start: on a GPU, with a static cache, it is the three kernels below.
+_MOST_HEADS, _MOST_SEQUENCES = 4, 8
+# Rows or slots of a program, and its warps: the fastest of those tried on an H200 (d 1024, head
+# size 64), where a pass takes 7 µs in a CUDA graph, up to a cache of 4,096.
+_PROJECT_ROWS, _PROJECT_WARPS = 2, 4
+_ATTEND_SLOTS, _ATTEND_WARPS, _ATTEND_BLOCKS = 16, 1, 128
+_OUTPUT_ROWS, _OUTPUT_WARPS = 32, 4
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _project_token(  # type: ignore[no-untyped-def]
+        hidden,  # (sequences, d)
+        norm,  # (d,)
+        w_q,  # (all heads x SIZE, d)
+        w_k,
+        w_v,
+        cos,  # (sequences or 1, SIZE)
+        sin,
+        query,  # (sequences, HEADS, SIZE): gets the queries
+        keys,  # (sequences, HEADS, length, SIZE): get the token's at its slot
+        values,
+        filled,  # slots of the cache in use: the token's is the next
+        heads,  # their numbers, eight bits each
+        d,
+        length,
+        turn_stride,
+        eps,
+        HEADS: tl.constexpr,
+        SIZE: tl.constexpr,
+        ROWS: tl.constexpr,
+        WIDTH: tl.constexpr,
+    ):
+        """Norm, projection and rotary embedding.
+
+        A program computes, of the queries, keys or values of one head, ROWS of the first half and
+        the same of the second, which the rotary embedding turns together.
+        """
+        program, sequence = tl.program_id(0), tl.program_id(1)
+        HALF: tl.constexpr = SIZE // 2
+        PARTS: tl.constexpr = HALF // ROWS
+        index = program // PARTS % HEADS
+        kind = program // (PARTS * HEADS)
+        if kind == 0:
+            weight = w_q
+        elif kind == 1:
+            weight = w_k
+        else:
+            weight = w_v
+        upper = program % PARTS * ROWS + tl.arange(0, ROWS)
+        lower = upper + HALF
+        columns = tl.arange(0, WIDTH)
+        inside = columns < d
+        weight += ((heads >> (8 * index)) & 255) * SIZE * d + columns[None, :]
+        upper_weight = tl.load(weight + upper[:, None] * d, inside[None, :], 0.0).to(tl.float32)
+        lower_weight = tl.load(weight + lower[:, None] * d, inside[None, :], 0.0).to(tl.float32)
+        scale = tl.load(norm + columns, inside, 0.0).to(tl.float32)
+        slot = tl.load(filled)
+        x = tl.load(hidden + sequence * d + columns, inside, 0.0).to(tl.float32)
+        normed = (x * tl.rsqrt(tl.sum(x * x) / d + eps)).to(norm.dtype.element_ty).to(tl.float32)
+        normed = (scale * normed).to(norm.dtype.element_ty).to(tl.float32)[None, :]
+        first = tl.sum(upper_weight * normed, 1)
+        second = tl.sum(lower_weight * normed, 1)
+        if kind < 2:
+            turn = sequence * turn_stride
+            turned = first * tl.load(cos + turn + upper) - second * tl.load(sin + turn + upper)
+            second = second * tl.load(cos + turn + lower) + first * tl.load(sin + turn + lower)
+            first = turned
+        row = sequence * HEADS + index
+        if kind == 0:
+            tl.store(query + row * SIZE + upper, first)
+            tl.store(query + row * SIZE + lower, second)
+        elif slot < length:
+            entry = (row * length + slot) * SIZE
+            if kind == 1:
+                tl.store(keys + entry + upper, first)
+                tl.store(keys + entry + lower, second)
+            else:
+                tl.store(values + entry + upper, first)
+                tl.store(values + entry + lower, second)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _attend_token(  # type: ignore[no-untyped-def]
+        query,
+        keys,
+        values,
+        filled,
+        mask,  # (sequences or 1, 1, 1, length): added, or True where it attends
+        highest,  # (sequences, HEADS, blocks) float32: gets the highest score of each block of slots
+        total,  # the same shape: gets the sum of exp(score - highest)
+        mixed,  # (sequences, HEADS, blocks, SIZE) float32: gets the values, summed with that weight
+        length,
+        mask_stride,
+        slot_stride,
+        scaling,
+        CHOOSES: tl.constexpr,
+        HEADS: tl.constexpr,
+        SIZE: tl.constexpr,
+        SLOTS: tl.constexpr,
+    ):
+        """Attention over one block of SLOTS slots, for one head."""
+        block, index, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        row = sequence * HEADS + index
+        slots = block * SLOTS + tl.arange(0, SLOTS)
+        columns = tl.arange(0, SIZE)
+        known = slots < tl.load(filled) + 1
+        entry = (row * length + slots)[:, None] * SIZE + columns[None, :]
+        key = tl.load(keys + entry, known[:, None], 0.0).to(tl.float32)
+        value = tl.load(values + entry, known[:, None], 0.0).to(tl.float32)
+        masked = tl.load(mask + sequence * mask_stride + slots * slot_stride, known, 0)
+        asked = tl.load(query + row * SIZE + columns).to(tl.float32) * scaling
+        scores = tl.sum(key * asked[None, :], 1)
+        if CHOOSES:
+            known = known & (masked != 0)
+        else:
+            scores += masked.to(tl.float32)
+        # Not infinite, so that a block in which nothing attends is no undefined one.
+        scores = tl.maximum(tl.where(known, scores, -1.0e30), -1.0e30)
+        top = tl.max(scores, 0)
+        weights = tl.exp(scores - top)
+        place = row * tl.num_programs(0) + block
+        tl.store(highest + place, top)
+        tl.store(total + place, tl.sum(weights, 0))
+        tl.store(mixed + place * SIZE + columns, tl.sum(weights[:, None] * value, 0))
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _output_token(  # type: ignore[no-untyped-def]
+        hidden,
+        highest,
+        total,
+        mixed,
+        w_o,  # (d, all heads x SIZE)
+        following,  # (sequences, d): gets `hidden` and what the pass adds
+        filled,  # gets one more
+        heads,
+        d,
+        wide,
+        blocks,
+        HEADS: tl.constexpr,
+        SIZE: tl.constexpr,
+        ROWS: tl.constexpr,
+        BLOCKS: tl.constexpr,
+    ):
+        """The blocks of each head put together, and ROWS rows of the output projection."""
+        program, sequence = tl.program_id(0), tl.program_id(1)
+        rows = program * ROWS + tl.arange(0, ROWS)
+        inside = rows < d
+        columns = tl.arange(0, SIZE)
+        numbers = tl.arange(0, BLOCKS)
+        known = numbers < blocks
+        added = tl.zeros((ROWS,), tl.float32)
+        for index in tl.static_range(HEADS):
+            weight = w_o + ((heads >> (8 * index)) & 255) * SIZE + columns[None, :]
+            weight = tl.load(weight + rows[:, None] * wide, inside[:, None], 0.0).to(tl.float32)
+            place = (sequence * HEADS + index) * blocks + numbers
+            top = tl.load(highest + place, known, -1.0e30)
+            parts = tl.load(total + place, known, 0.0)
+            values = tl.load(mixed + place[:, None] * SIZE + columns[None, :], known[:, None], 0.0)
+            kept = tl.exp(top - tl.max(top, 0))
+            head = tl.sum(kept[:, None] * values, 0) / tl.sum(kept * parts, 0)
+            head = head.to(w_o.dtype.element_ty).to(tl.float32)
+            added += tl.sum(weight * head[None, :], 1)
+        added = added.to(following.dtype.element_ty).to(tl.float32)
+        before = tl.load(hidden + sequence * d + rows, inside, 0.0).to(tl.float32)
+        tl.store(following + sequence * d + rows, before + added, inside)
+        if program == 0 and sequence == 0:
+            tl.store(filled, tl.load(filled) + 1)
+
+
+def takes_token(
+    attention: SgtAttention,
+    hidden_states: torch.Tensor,
+    loop: Loop,
+    mask: torch.Tensor | None,
+    layers: Sequence[Any],
+) -> bool:
+    """Whether `again_for_token` can compute the extra passes; `layers` of the cache are theirs."""
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    size, dtype = attention.head_dim, hidden_states.dtype
+    return (
+        triton is not None
+        and hidden_states.is_cuda
+        and hidden_states.device.index == torch.cuda.current_device()
+        and not (torch.is_grad_enabled() or attention.training)
+        and hidden_states.shape[0] <= _MOST_SEQUENCES
+        and hidden_states.shape[1] == 1
+        and dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and len(loop.heads) <= _MOST_HEADS
+        and max(loop.heads) < 256
+        and not loop.factors
+        and size >= 16
+        and size & (size - 1) == 0
+        and mask is not None
+        and mask.dtype in (torch.bool, dtype)
+        and attention.config._attn_implementation in ("eager", "sdpa")
+        and len(layers) == loop.depth
+        and all(type(layer) is StaticLayer and layer.is_initialized for layer in layers)
+        and all(layer.keys.dtype == dtype for layer in layers)
+        and all(type(each) is nn.Linear and each.bias is None for each in projections)
+        and all(each.weight.is_contiguous() for each in projections)
+        and all(each.weight.dtype == dtype and each.weight.is_cuda for each in projections)
+    )
+
+
+def again_for_token(
+    attention: SgtAttention,
+    hidden_states: torch.Tensor,
+    loop: Loop,
+    norm: SgtRMSNorm,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor,
+    layers: Sequence[Any],
+) -> torch.Tensor:
+    """All extra passes over one token, (sequences, 1, d), each added to what it reads."""
+    sequences, _, d = hidden_states.shape
+    count, size, length = len(loop.heads), attention.head_dim, layers[0].keys.shape[2]
+    packed = sum(head << (8 * index) for index, head in enumerate(loop.heads))
+    cos, sin = (table.contiguous() for table in position_embeddings)
+    rows = min(_PROJECT_ROWS, size // 2)
+    slots = max(_ATTEND_SLOTS, triton.next_power_of_2(length) // _ATTEND_BLOCKS)
+    blocks = triton.cdiv(length, slots)
+    query = hidden_states.new_empty(sequences, count, size)
+    highest = hidden_states.new_empty(sequences, count, blocks, dtype=torch.float32)
+    total = torch.empty_like(highest)
+    mixed = hidden_states.new_empty(sequences, count, blocks, size, dtype=torch.float32)
+    for layer in layers:
+        before = hidden_states.contiguous()
+        hidden_states = torch.empty_like(before)
+        _project_token[(3 * count * (size // 2 // rows), sequences)](
+            before,
+            norm.weight,
+            attention.q_proj.weight,
+            attention.k_proj.weight,
+            attention.v_proj.weight,
+            cos,
+            sin,
+            query,
+            layer.keys,
+            layer.values,
+            layer.cumulative_length,
+            packed,
+            d,
+            length,
+            cos.stride(0) if cos.shape[0] > 1 else 0,
+            norm.variance_epsilon,
+            HEADS=count,
+            SIZE=size,
+            ROWS=rows,
+            WIDTH=triton.next_power_of_2(d),
+            num_warps=_PROJECT_WARPS,
+        )
+        _attend_token[(blocks, count, sequences)](
+            query,
+            layer.keys,
+            layer.values,
+            layer.cumulative_length,
+            mask,
+            highest,
+            total,
+            mixed,
+            length,
+            mask.stride(0) if mask.shape[0] > 1 else 0,
+            mask.stride(3),
+            attention.scaling,
+            CHOOSES=mask.dtype == torch.bool,
+            HEADS=count,
+            SIZE=size,
+            SLOTS=slots,
+            num_warps=_ATTEND_WARPS,
+        )
+        _output_token[(triton.cdiv(d, _OUTPUT_ROWS), sequences)](
+            before,
+            highest,
+            total,
+            mixed,
+            attention.o_proj.weight,
+            hidden_states,
+            layer.cumulative_length,
+            packed,
+            d,
+            attention.o_proj.in_features,
+            blocks,
+            HEADS=count,
+            SIZE=size,
+            ROWS=_OUTPUT_ROWS,
+            BLOCKS=triton.next_power_of_2(blocks),
+            num_warps=_OUTPUT_WARPS,
+        )
+    return hidden_states
+
+
 class SgtDecoderLayer(LlamaDecoderLayer):
     """One layer and its loop. `first_extra`: cache layer of its first extra pass."""
 
@@ -301,17 +600,7 @@ class SgtDecoderLayer(LlamaDecoderLayer):
         added, _ = attention(normed, cache_layer=self.layer_idx, **shared)
         hidden_states = hidden_states + added
         if loop is not None and loop.scope == "attention":
-            rows, columns = attention.rows(loop.heads), attention.columns(loop.heads)
-            for index in range(loop.depth):
-                if loop.factors:
-                    columns = attention.columns(loop.heads, loop.factors[index])
-                hidden_states = hidden_states + attention.again(
-                    self.input_layernorm(hidden_states),
-                    rows,
-                    columns,
-                    cache_layer=self.first_extra + index,
-                    **shared,
-                )
+            hidden_states = self._attend_again(hidden_states, loop, **shared)
         hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
         if loop is not None and loop.scope == "block":
             for index in range(loop.depth):
@@ -321,6 +610,38 @@ class SgtDecoderLayer(LlamaDecoderLayer):
                 hidden_states = hidden_states + added
                 normed = self.post_attention_layernorm(hidden_states)
                 hidden_states = hidden_states + self.mlp(normed)
+        return hidden_states
+
+    def _attend_again(
+        self,
+        hidden_states: torch.Tensor,
+        loop: Loop,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        cache: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        attention, norm = self.self_attn, self.input_layernorm
+        layers = getattr(cache, "layers", ())[self.first_extra : self.first_extra + loop.depth]
+        if takes_token(attention, hidden_states, loop, attention_mask, layers):
+            assert attention_mask is not None
+            return again_for_token(
+                attention, hidden_states, loop, norm, position_embeddings, attention_mask, layers
+            )
+        rows, columns = attention.rows(loop.heads), attention.columns(loop.heads)
+        for index in range(loop.depth):
+            if loop.factors:
+                columns = attention.columns(loop.heads, loop.factors[index])
+            hidden_states = hidden_states + attention.again(
+                norm(hidden_states),
+                rows,
+                columns,
+                position_embeddings,
+                attention_mask,
+                cache,
+                self.first_extra + index,
+                **kwargs,
+            )
         return hidden_states
 
 
