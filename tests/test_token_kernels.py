@@ -28,7 +28,11 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> str:
         return ""
     place = str(tmp_path_factory.mktemp("triton"))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", place]
-    subprocess.run([*pip, "triton==3.6.0"], check=True, cwd=place)
+    done = subprocess.run(
+        [*pip, "triton==3.6.0"], capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"pip cannot install Triton: {done.stderr.strip().splitlines()[-1]}")
     return place
 
 
@@ -43,6 +47,7 @@ def test_an_extra_pass_by_kernels_differs_from_plain_operations(device: str, tri
         env=environment,
         capture_output=True,
         text=True,
+        timeout=300,
         check=False,
     )
     assert run.returncode == 0, run.stderr
@@ -72,6 +77,10 @@ def test_kernels_take_what_they_do_not_compute() -> None:
         assert takes(attention, hidden, loop, mask, layers)
         assert not takes(attention, hidden, loop, None, layers)
         assert not takes(attention, hidden, loop, mask.float(), layers)
+        assert not takes(attention, hidden, loop, mask[..., :-1], layers)
+        assert not takes(
+            attention, hidden, loop, mask.expand(1, token_kernels.HEADS, 1, -1), layers
+        )
         assert not takes(attention, hidden, loop, mask, [])
         assert not takes(attention, hidden, loop, mask, DynamicCache(config=model.config).layers)
         assert not takes(attention, hidden.cpu(), loop, mask, layers)

@@ -468,10 +468,12 @@ def takes_token(
         and size & (size - 1) == 0
         and mask is not None
         and mask.dtype in (torch.bool, dtype)
+        and mask.shape[1:3] == (1, 1)
         and attention.config._attn_implementation in ("eager", "sdpa")
         and len(layers) == loop.depth
         and all(type(layer) is StaticLayer and layer.is_initialized for layer in layers)
         and all(layer.keys.dtype == dtype for layer in layers)
+        and all(layer.keys.shape[2] == mask.shape[-1] for layer in layers)
         and all(type(each) is nn.Linear and each.bias is None for each in projections)
         and all(each.weight.is_contiguous() for each in projections)
         and all(each.weight.dtype == dtype and each.weight.is_cuda for each in projections)
