@@ -116,7 +116,8 @@ def _profiled(
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
+    # Without `acc_events` torch warns that a next cycle would clear them; there is none.
+    with profile(activities=activities, acc_events=True) as profiler:
         seconds = step()
     # Reading takes seconds where kernels are many.
     return seconds, profiler.events() or () if read else ()
