@@ -18,9 +18,9 @@ from sgt_ds.config import ModelConfig
 from sgt_ds.errors import UserError
 from sgt_ds.model import loss
 from sgt_ds.training import PARTS, Row, Setting, StepProfile
-from sgt_ds.training.bench import bench_step
+from sgt_ds.training.bench import WARM_UP_STEPS, bench_step
 from sgt_ds.training.kernel_parts import Work, own_times, part_of
-from sgt_ds.training.step_profile import summarise, work_of
+from sgt_ds.training.step_profile import ReadSteps, work_of
 
 CPU, CUDA = DeviceType.CPU, DeviceType.CUDA
 
@@ -119,7 +119,9 @@ def test_a_moment_counts_twice_where_kernels_overlap() -> None:
     ]
     assert own_times(work) == [10, 4, 6, 0, 1, 1]
     microseconds = 1e-6
-    found = summarise("compiled", "vanilla", [(40 * microseconds, work)])
+    read = ReadSteps()
+    read.add(40 * microseconds, work)
+    found = read.mean("compiled", "vanilla")
     times = {part.part: part.seconds / microseconds for part in found.parts}
     expected = {"products": 12, "compiled": 4, "collectives": 6, "copies": 0, "idle": 18}
     assert times == pytest.approx({part: expected.get(part, 0) for part in PARTS})
@@ -243,6 +245,22 @@ def measured(
         profiled_steps=steps,
     )
     return bench_step(setting)
+
+
+def test_a_profiler_that_sees_nothing_discards_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[str] = []
+
+    def step(self: object, mode: str, *_: object) -> tuple[float, float]:
+        steps.append(mode)
+        return 0.5, 1.0
+
+    monkeypatch.setattr("sgt_ds.training.bench._Stepper.step", step)
+    monkeypatch.setattr("torch.profiler.profile.events", lambda self: None)
+    with pytest.raises(UserError, match="the profiler saw nothing run on cpu"):
+        measured("eager", "sgt:1")
+    assert len(steps) == WARM_UP_STEPS + 1
 
 
 def undisturbed(profile: StepProfile) -> dict[str, float]:

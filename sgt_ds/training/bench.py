@@ -25,7 +25,12 @@ from sgt_ds.memory import peak_resident_bytes, reset_peak_resident
 from sgt_ds.model import LoopInputs, Transformer, loop_inputs
 from sgt_ds.progress import Progress
 from sgt_ds.training.optimizer import build_optimizer
-from sgt_ds.training.step_profile import StepProfile, profile_steps, profiles_as_json
+from sgt_ds.training.step_profile import (
+    StepProfile,
+    check_profiler,
+    profile_steps,
+    profiles_as_json,
+)
 from sgt_ds.training.timing import synchronize
 
 WARM_UP_STEPS = 2
@@ -136,7 +141,7 @@ def bench_step(setting: Setting) -> tuple[list[Row], list[StepProfile]]:
 
     Profiles, where they are asked for, are of the cases with entropies, as runs measure them.
 
-    Raises: UserError where a variant is unknown.
+    Raises: UserError where a variant is unknown, or the profiler sees nothing of the device.
     """
     cases = _cases(setting)
     stepper = _stepper(setting)
@@ -151,6 +156,9 @@ def bench_step(setting: Setting) -> tuple[list[Row], list[StepProfile]]:
             for _ in range(WARM_UP_STEPS):
                 stepper.step(mode, inputs, case.entropy)
                 progress.advance(1, f"warming up {mode} {case.name}")
+            if setting.profiled_steps and (mode, case) == plan[0]:
+                # Before anything is measured, all of which its fault would discard.
+                check_profiler(setting.device, partial(stepper.step_seconds, mode, inputs))
             _reset_peak(setting.device)
             stepper.step(mode, inputs, case.entropy)
             peaks[mode, id(case)] = _peak(setting.device)

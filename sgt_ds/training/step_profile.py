@@ -98,16 +98,25 @@ def profile_steps(
     `cases`: by mode and name, what takes one whole step, waits for the device and returns its
     seconds. Raises: UserError where the profiler sees nothing of the device.
     """
-    found: dict[tuple[str, str], list[tuple[float, list[Work]]]] = {key: [] for key in cases}
+    found = {key: ReadSteps() for key in cases}
     total = len(cases) * (PROFILE_WARM_UP_STEPS + steps)
     with Progress("bench step, profile", total, "steps") as progress:
         for turn in range(PROFILE_WARM_UP_STEPS + steps):
             for key, step in cases.items():
                 seconds, events = _profiled(device, step, read=turn >= PROFILE_WARM_UP_STEPS)
                 if turn >= PROFILE_WARM_UP_STEPS:
-                    found[key].append((seconds, work_of(events, device)))
+                    found[key].add(seconds, work_of(events, device))
                 progress.advance(1, " ".join(key))
-    return [summarise(mode, case, taken) for (mode, case), taken in found.items()]
+    return [read.mean(mode, case) for (mode, case), read in found.items()]
+
+
+def check_profiler(device: torch.device, step: Callable[[], float]) -> None:
+    """Profile and read one step.
+
+    Raises: UserError where the profiler sees nothing of the device.
+    """
+    _, events = _profiled(device, step, read=True)
+    work_of(events, device)
 
 
 def _profiled(
@@ -170,43 +179,54 @@ def _regions(event: Event) -> Iterator[str]:
         yield event.name
 
 
-def summarise(mode: str, case: str, taken: Sequence[tuple[float, list[Work]]]) -> StepProfile:
-    """The mean of some profiled steps: seconds of each, and what ran in it."""
-    steps = len(taken)
-    mean = sum(seconds for seconds, _ in taken) / steps
-    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-    calls = Counter[tuple[str, str]]()
-    by_step: dict[str, list[float]] = {part: [0.0] * steps for part in PARTS}
-    hidden = 0.0
-    for turn, (whole, work) in enumerate(taken):
-        by_step[IDLE][turn] = whole
+class ReadSteps:
+    """Sums of one case's profiled steps; keeps no single kernel, of which a step has thousands."""
+
+    def __init__(self) -> None:
+        self._whole: list[float] = []
+        self._hidden = 0.0
+        self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._calls = Counter[tuple[str, str]]()
+        self._by_step: dict[str, list[float]] = {part: [] for part in PARTS}
+
+    def add(self, seconds: float, work: Sequence[Work]) -> None:
+        """One step more: its seconds, and what ran in it."""
+        self._whole.append(seconds)
+        for times in self._by_step.values():
+            times.append(0.0)
+        self._by_step[IDLE][-1] = seconds
         for each, microseconds in zip(work, own_times(work), strict=True):
             part, own = part_of(each), microseconds * _MICROSECOND
-            by_step[part][turn] += own
-            by_step[IDLE][turn] -= own
-            seconds[each.name, part] += own / steps
-            calls[each.name, part] += 1
+            self._by_step[part][-1] += own
+            self._by_step[IDLE][-1] -= own
+            self._seconds[each.name, part] += own
+            self._calls[each.name, part] += 1
             if not each.name.startswith(CPU_GRAPH):  # what it calls is a part of it, not beside it
-                hidden += ((each.end - each.start) * _MICROSECOND - own) / steps
-    kernels = [
-        KernelTime(name, part, seconds[name, part], calls[name, part] / steps)
-        for name, part in sorted(seconds, key=lambda kernel: -seconds[kernel])
-    ]
+                self._hidden += (each.end - each.start) * _MICROSECOND - own
 
-    def part_time(part: str, times: list[float]) -> PartTime:
-        own = sum(times) / steps
-        count = sum(each.calls for each in kernels if each.part == part)
-        return PartTime(part, own, own / mean, count, tuple(times))
+    def mean(self, mode: str, case: str) -> StepProfile:
+        """The mean of the steps."""
+        steps = len(self._whole)
+        step_seconds = sum(self._whole) / steps
+        kernels = [
+            KernelTime(name, part, seconds / steps, self._calls[name, part] / steps)
+            for (name, part), seconds in sorted(self._seconds.items(), key=lambda item: -item[1])
+        ]
 
-    return StepProfile(
-        mode,
-        case,
-        mean,
-        hidden,
-        tuple(part_time(part, times) for part, times in by_step.items()),
-        tuple(kernels[:LARGEST_KERNELS]),
-        tuple([each for each in kernels if each.part == OTHER][:LARGEST_UNMATCHED]),
-    )
+        def part_time(part: str, times: list[float]) -> PartTime:
+            own = sum(times) / steps
+            count = sum(each.calls for each in kernels if each.part == part)
+            return PartTime(part, own, own / step_seconds, count, tuple(times))
+
+        return StepProfile(
+            mode,
+            case,
+            step_seconds,
+            self._hidden / steps,
+            tuple(part_time(part, times) for part, times in self._by_step.items()),
+            tuple(kernels[:LARGEST_KERNELS]),
+            tuple([each for each in kernels if each.part == OTHER][:LARGEST_UNMATCHED]),
+        )
 
 
 def vanilla_of(own: StepProfile, profiles: Iterable[StepProfile]) -> StepProfile:
