@@ -9,6 +9,7 @@ set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
+trap 'exit 1' HUP INT TERM  # not every shell takes these for its exit
 cp "$here/constraints.txt" "$place/"
 [ -z "${TRANSFORMERS:-}" ] ||
     sed -i "s/^transformers==.*/transformers==$TRANSFORMERS/" "$place/constraints.txt"

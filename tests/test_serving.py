@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ import pytest
 import torch
 import transformers
 from made_checkpoints import write_checkpoint
+from pip_fetches import run_whole, skip_or_fail
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from sgt_ds.config import ModelConfig
@@ -119,16 +121,15 @@ def test_an_export_that_asks_for_more_than_torch_and_transformers(
     script = Path(__file__).with_name("fresh_venv.sh")
     given = {"PYTHON": sys.executable, "TRANSFORMERS": transformers.__version__}
     apart = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        ["sh", str(script), *map(str, exports.values())],
-        env={**apart, **given, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
-    if done.returncode == 3:
-        pytest.skip(f"pip cannot install: {done.stderr.strip().splitlines()[-1]}")
+    # Of gigabytes: what is left of them where the script is stopped is not kept as a test's files.
+    with tempfile.TemporaryDirectory(dir=tmp_path) as place:
+        done = run_whole(
+            ["sh", str(script), *map(str, exports.values())],
+            env={**apart, **given, "TMPDIR": place},
+            timeout=500,
+        )
+    if done.returncode == 3 or done.returncode < 0:
+        skip_or_fail(done.stderr, "torch and transformers")
     assert done.returncode == 0, done.stderr[-3000:]
     versions, *said = done.stdout.splitlines()
     assert versions.split()[-1] == transformers.__version__
