@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -222,20 +223,32 @@ class SgtAttention(LlamaAttention):
     def _span(self, head: int) -> slice:
         return slice(head * self.head_dim, (head + 1) * self.head_dim)
 
+    def is_plain(self) -> bool:
+        """Whether heads can be taken out of the projections: not of adapters or quantised ones."""
+        projections = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+        kinds = (nn.Parameter, torch.Tensor)
+        return all(type(each) is nn.Linear and type(each.weight) in kinds for each in projections)
+
     def again(
         self,
         hidden_states: torch.Tensor,
-        rows: torch.Tensor,
-        columns: torch.Tensor,
+        heads: tuple[int, ...],
+        factors: tuple[float, ...],
+        weights: tuple[torch.Tensor, torch.Tensor] | None,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None,
         cache: Any,
         cache_layer: int,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """An extra pass with the weights that `rows` and `columns` gave; returns what it adds."""
+        """What an extra pass adds. `weights`: of `rows` and `columns`, or None to go through the
+        whole projections, whatever they are.
+        """
         sequences, positions = hidden_states.shape[:2]
-        projected = F.linear(hidden_states, rows)
+        if weights is None:
+            projected = self._through_projections(hidden_states, heads)
+        else:
+            projected = F.linear(hidden_states, weights[0])
         split = projected.view(sequences, positions, 3, -1, self.head_dim)
         projected = split.permute(2, 0, 3, 1, 4)
         turning, value = projected[:2], projected[2]
@@ -243,7 +256,30 @@ class SgtAttention(LlamaAttention):
         # Queries and keys at once: a pass over few heads costs what its operations cost to start.
         query, key = (turning * cos + rotate_half(turning) * sin).unbind(0)
         mixed, _ = self._attend(query, key, value, attention_mask, cache, cache_layer, **kwargs)
-        return F.linear(mixed, columns)
+        if weights is None:
+            return self._through_output(mixed, heads, factors)
+        return F.linear(mixed, weights[1])
+
+    def _through_projections(
+        self, hidden_states: torch.Tensor, heads: tuple[int, ...]
+    ) -> torch.Tensor:
+        whole = [each(hidden_states) for each in (self.q_proj, self.k_proj, self.v_proj)]
+        return torch.cat([each[..., self._span(head)] for each in whole for head in heads], dim=-1)
+
+    def _through_output(
+        self, mixed: torch.Tensor, heads: tuple[int, ...], factors: tuple[float, ...]
+    ) -> torch.Tensor:
+        """The output projection, with nothing from the other heads."""
+        parts = torch.split(mixed, self.head_dim, dim=-1)
+        computed = dict(zip(heads, parts, strict=True))
+        for head, factor in zip(heads, factors, strict=False):
+            computed[head] = computed[head] * factor
+        none = torch.zeros_like(computed[heads[0]])
+        every = range(self.config.num_attention_heads)
+        whole: torch.Tensor = self.o_proj(
+            torch.cat([computed.get(head, none) for head in every], dim=-1)
+        )
+        return whole
 
     def _attend(
         self,
@@ -275,7 +311,9 @@ class SgtAttention(LlamaAttention):
 
 # An extra pass over one token is too little work for operations that each take a microsecond to
 # start: on a GPU, with a static cache, it is the three kernels below.
-_MOST_HEADS, _MOST_SEQUENCES = 4, 8
+_DEVICE = "cuda"
+_MOST_HEADS, _MOST_SEQUENCES, _LONGEST = 4, 8, 4096
+_SIZES = (16, 32, 64, 128)
 # Rows or slots of a program, and its warps: the fastest of those tried on an H200 (d 1024, head
 # size 64), where a pass takes 7 µs in a CUDA graph, up to a cache of 4,096.
 _PROJECT_ROWS, _PROJECT_WARPS = 2, 4
@@ -379,7 +417,7 @@ if triton is not None:
         row = sequence * HEADS + index
         slots = block * SLOTS + tl.arange(0, SLOTS)
         columns = tl.arange(0, SIZE)
-        known = slots < tl.load(filled) + 1
+        known = slots < tl.minimum(tl.load(filled) + 1, length)
         entry = (row * length + slots)[:, None] * SIZE + columns[None, :]
         key = tl.load(keys + entry, known[:, None], 0.0).to(tl.float32)
         value = tl.load(values + entry, known[:, None], 0.0).to(tl.float32)
@@ -443,41 +481,66 @@ if triton is not None:
             tl.store(filled, tl.load(filled) + 1)
 
 
+@functools.cache
+def _launches() -> bool:
+    """Whether Triton starts here: it builds its launcher with a C compiler."""
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except Exception as error:  # whatever stops it, plain operations do the same work
+        warnings.warn(f"extra passes go without Triton's kernels: {error}", stacklevel=2)
+        return False
+    return True
+
+
 def takes_token(
     attention: SgtAttention,
     hidden_states: torch.Tensor,
     loop: Loop,
+    norm: nn.Module,
     mask: torch.Tensor | None,
+    cache: Any,
     layers: Sequence[Any],
 ) -> bool:
     """Whether `again_for_token` can compute the extra passes; `layers` of the cache are theirs."""
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    size, dtype = attention.head_dim, hidden_states.dtype
-    return (
-        triton is not None
-        and hidden_states.is_cuda
-        and hidden_states.device.index == torch.cuda.current_device()
-        and not (torch.is_grad_enabled() or attention.training)
-        and hidden_states.shape[0] <= _MOST_SEQUENCES
-        and hidden_states.shape[1] == 1
-        and dtype in (torch.bfloat16, torch.float16, torch.float32)
-        and len(loop.heads) <= _MOST_HEADS
-        and max(loop.heads) < 256
-        and not loop.factors
-        and size >= 16
-        and size & (size - 1) == 0
-        and mask is not None
-        and mask.dtype in (torch.bool, dtype)
-        and mask.shape[1:3] == (1, 1)
-        and attention.config._attn_implementation in ("eager", "sdpa")
-        and len(layers) == loop.depth
-        and all(type(layer) is StaticLayer and layer.is_initialized for layer in layers)
-        and all(layer.keys.dtype == dtype for layer in layers)
-        and all(layer.keys.shape[2] == mask.shape[-1] for layer in layers)
-        and all(type(each) is nn.Linear and each.bias is None for each in projections)
-        and all(each.weight.is_contiguous() for each in projections)
-        and all(each.weight.dtype == dtype and each.weight.is_cuda for each in projections)
-    )
+    sequences, positions = hidden_states.shape[:2]
+    dtype, device, size = hidden_states.dtype, hidden_states.device, attention.head_dim
+    if triton is None or device.type != _DEVICE or positions > 1 or sequences > _MOST_SEQUENCES:
+        return False
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32) or size not in _SIZES:
+        return False
+    if len(loop.heads) > _MOST_HEADS or max(loop.heads) > 255 or loop.factors:
+        return False
+    if torch.is_grad_enabled() or attention.training:
+        return False
+    # Within dynamo some versions say that all is exported.
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+        return False
+    if attention.config._attn_implementation not in ("eager", "sdpa") or mask is None:
+        return False
+    length = mask.shape[-1]
+    if mask.dtype not in (torch.bool, dtype) or mask.shape[1:3] != (1, 1) or length > _LONGEST:
+        return False
+    if getattr(cache, "offloading", False) or len(layers) != loop.depth:
+        return False
+    if not all(type(layer) is StaticLayer and layer.is_initialized for layer in layers):
+        return False
+    entries = [entry for layer in layers for entry in (layer.keys, layer.values)]
+    if any(entry.shape != (sequences, len(loop.heads), length, size) for entry in entries):
+        return False
+    if not attention.is_plain() or type(norm) is not SgtRMSNorm:
+        return False
+    if norm._forward_hooks or norm._forward_pre_hooks:
+        return False
+    read = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, norm]
+    if not all(
+        each.device == device and each.dtype == dtype and each.is_contiguous()
+        for each in [*entries, *(module.weight for module in read)]
+    ):
+        return False
+    # Triton starts kernels on the current device, whatever the tensors' is.
+    if device.index != torch.cuda.current_device():
+        return False
+    return torch.compiler.is_compiling() or _launches()
 
 
 def again_for_token(
@@ -625,19 +688,23 @@ class SgtDecoderLayer(LlamaDecoderLayer):
     ) -> torch.Tensor:
         attention, norm = self.self_attn, self.input_layernorm
         layers = getattr(cache, "layers", ())[self.first_extra : self.first_extra + loop.depth]
-        if takes_token(attention, hidden_states, loop, attention_mask, layers):
+        if takes_token(attention, hidden_states, loop, norm, attention_mask, cache, layers):
             assert attention_mask is not None
             return again_for_token(
                 attention, hidden_states, loop, norm, position_embeddings, attention_mask, layers
             )
-        rows, columns = attention.rows(loop.heads), attention.columns(loop.heads)
+        weights = None
+        if attention.is_plain():
+            weights = attention.rows(loop.heads), attention.columns(loop.heads)
         for index in range(loop.depth):
-            if loop.factors:
-                columns = attention.columns(loop.heads, loop.factors[index])
+            factors = loop.factors[index] if loop.factors else ()
+            if weights is not None and factors:
+                weights = weights[0], attention.columns(loop.heads, factors)
             hidden_states = hidden_states + attention.again(
                 norm(hidden_states),
-                rows,
-                columns,
+                loop.heads,
+                factors,
+                weights,
                 position_embeddings,
                 attention_mask,
                 cache,
