@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import token_kernels
 import torch
+from pip_fetches import pip_or_skip
 from torch import nn
 from transformers import DynamicCache, StaticCache
 
@@ -32,12 +33,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield ""
         return
     place = tmp_path_factory.mktemp("triton")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place)]
-    done = subprocess.run(
-        [*pip, "triton==3.6.0"], capture_output=True, text=True, timeout=300, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"pip cannot install Triton: {done.stderr.strip().splitlines()[-1]}")
+    install = ["install", "--quiet", "--no-deps", "--target", str(place), "triton==3.6.0"]
+    pip_or_skip(install, "Triton")
     yield str(place)
     shutil.rmtree(place)  # it is large
 
