@@ -13,7 +13,7 @@ import pytest
 from runs import environment, wait_for_step, write_data, write_run
 
 from sgt_ds.config import PRESETS
-from sgt_ds.errors import UserError
+from sgt_ds.errors import SgtError, UserError
 from sgt_ds.flops import parameter_count, vanilla_flops_per_token
 from sgt_ds.launch import RunFigures, bench_launch, gpu_arguments, with_ratios
 
@@ -108,6 +108,20 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
     told = bench("forecast", str(points), "--hosts", "4", "--link", "10")
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1].startswith("FORECAST, not measured: 2 GPUs a host")
+
+
+@pytest.mark.launcher
+def test_a_run_that_memory_runs_out_on_ended_with_247(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{environment()['PYTHONPATH']}")
+    with pytest.raises(SgtError) as told:
+        bench_launch.launch_one("the run", ["killed"], 1, tmp_path / "log")
+    sender = "as the kernel does where memory runs out"
+    assert str(told.value).startswith(
+        f"the run ended: a rank was killed by signal 9 (SIGKILL), {sender}: "
+    )
 
 
 @pytest.mark.launcher
