@@ -115,13 +115,14 @@ def train(options: argparse.Namespace) -> None:
 
     setting = setting_of(options, options.global_batch)
     measured = to_measure(setting)
-    with scratch_for(options.scratch) as scratch, ending_on_sigterm():
+    with ending_on_sigterm():
         try:
-            measured.roofline = roofline_of(measured, scratch)
-            measure(setting, measured, scratch)
-            if options.json:
-                measure_collectives(setting, measured, scratch)
-        finally:
+            with scratch_for(options.scratch) as scratch:
+                measured.roofline = roofline_of(measured, scratch)
+                measure(setting, measured, scratch)
+                if options.json:
+                    measure_collectives(setting, measured, scratch)
+        finally:  # a reader that is gone, as `| head`, is no failure of the runs
             if measured.figures and options.json:
                 print_json(measured.as_json())
             elif measured.figures:
