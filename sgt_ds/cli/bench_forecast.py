@@ -319,7 +319,7 @@ def _print_table(
     print(f"{variant}: the model against the points it was fitted to")
     for point in checks:
         print(
-            f"  {point['ranks']:6.0f} ranks  measured {point['measured_seconds']:8.4f} s  "
+            f"  {counted(int(point['ranks']), 'rank'):>12}  measured {point['measured_seconds']:8.4f} s  "
             f"model {point['model_seconds']:8.4f} s  {100 * point['error_ratio']:+.2f}%"
         )
     print(
