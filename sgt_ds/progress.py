@@ -14,8 +14,9 @@ _BYTE_UNITS = ((1e11, 1e9, "GB"), (1e7, 1e6, "MB"), (1e4, 1e3, "kB"))
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`: for nouns whose plural takes an s."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """`1 rank`, `2 ranks`, `3 batches`: for nouns whose plural takes an s, or es after ch."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -46,6 +47,20 @@ def test_an_alert_reaches_the_wrong_people(severity: str, receiver: str) -> None
     assert (
         subprocess.run([amtool, "check-config", str(CONFIG)], capture_output=True).returncode == 0
     )
+
+
+def test_the_documented_check_asks_an_alertmanager_that_does_not_run() -> None:
+    root = CONFIG.parents[1]
+    text = (root / "docs" / "monitoring.md").read_text() + CONFIG.read_text()
+    commands = set(re.findall(r"^(?:#  |   ) *(amtool .*)", text, re.M))
+    assert len(commands) == 2, "the same in both"
+    for command in commands:
+        _, *words = command.split()
+        done = subprocess.run(
+            [program("amtool"), *words], cwd=root, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "routes" not in words or done.stdout == "pager\n"
 
 
 @pytest.fixture

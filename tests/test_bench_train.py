@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,10 @@ from typing import Any
 import pytest
 from runs import environment, wait_for_step, write_data, write_run
 
+import sgt_ds.launch
+from sgt_ds.cli import main
 from sgt_ds.config import PRESETS
-from sgt_ds.errors import UserError
+from sgt_ds.errors import SgtError, UserError
 from sgt_ds.flops import parameter_count, vanilla_flops_per_token
 from sgt_ds.launch import RunFigures, bench_launch, gpu_arguments, with_ratios
 
@@ -111,6 +116,20 @@ def test_a_bench_of_real_runs_tells_other_figures_than_the_runs(tmp_path: Path) 
 
 
 @pytest.mark.launcher
+def test_a_run_that_memory_runs_out_on_ended_with_247(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{environment()['PYTHONPATH']}")
+    with pytest.raises(SgtError) as told:
+        bench_launch.launch_one("the run", ["killed"], 1, tmp_path / "log")
+    sender = "as the kernel does where memory runs out"
+    assert str(told.value).startswith(
+        f"the run ended: a rank was killed by signal 9 (SIGKILL), {sender}: "
+    )
+
+
+@pytest.mark.launcher
 def test_scaling_measures_one_of_weak_and_strong_alone(tmp_path: Path) -> None:
     run = str(run_file(tmp_path))
     # Long enough to be scraped.
@@ -165,6 +184,11 @@ def test_a_bench_that_is_stopped_loses_its_runs_or_leaves_one_behind(tmp_path: P
         (("--variants", "sgt:1", "--heads", "9"), "growth.stages"),
         (("--global-batch", "3"), "--global-batch: 3"),
         (("--num-gpus", "2", "2"), "--num-gpus: names one twice"),
+        (
+            ("--variants", "vanilla", "training.compile=false"),
+            "--variants: 'training.compile=false' is an override; overrides go directly after RUN",
+        ),
+        (("--num-gpus", "1", "seed=3", "--json"), "--num-gpus: 'seed=3' is an override; overrides"),
         (("--scratch", "/proc/none"), "--scratch: /proc/none cannot be created"),
         (("--scratch", "data"), "--scratch: data"),
     ],
@@ -182,18 +206,49 @@ def test_bad_usage_of_the_bench_starts_a_run_or_prints_a_traceback(
     assert named in lines[0]
 
 
-def test_a_run_without_its_base_takes_the_others_ratios_along() -> None:
-    def run(variant: str, ranks: int, speed: float) -> RunFigures:
-        nothing: dict[str, Any] = {"rank_spread_ratio": 0.0, "growth_collective_seconds": 0.0}
-        return RunFigures(
-            *(variant, ranks, 0, 8, 1.0, (1.0, 1.0), speed, 100.0, None),
-            **nothing,
-            parts={},
-            checkpoint_seconds=0.0,
-            peak_memory_bytes=None,
-        )
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("words", [("train", "--num-gpus", "1"), ("scaling", "--gpus", "1")])
+def test_a_reader_that_is_gone_leaves_the_runs_folder_or_hides_why_they_failed(
+    words: tuple[str, ...],
+    fails: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def made(setting: Any, scratch: Path) -> Iterator[RunFigures]:
+        (scratch / "run").mkdir(parents=True)
+        yield figures("vanilla", 1, 10.0)
+        if fails:
+            raise SgtError("the second run ended with 1")
 
-    measured = [run("vanilla", 2, 10.0), run("sgt:1", 2, 8.0), run("vanilla", 1, 20.0)]
+    monkeypatch.setattr(sgt_ds.launch, "bench_runs", made)
+    monkeypatch.setattr(sgt_ds.launch, "bench_roofline", lambda *_: {})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "made"))
+    (tmp_path / "made").mkdir()
+    run = str(run_file(tmp_path))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), os.fdopen(writer, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        status = main(["bench", words[0], run, *words[1:], "--json"])
+    assert status == (1 if fails else 141)
+    assert ("the second run ended with 1" in capsys.readouterr().err) == fails
+    assert len(list((tmp_path / "made").iterdir())) == fails, "what failed is there to be read"
+
+
+def figures(variant: str, ranks: int, speed: float) -> RunFigures:
+    nothing: dict[str, Any] = {"rank_spread_ratio": 0.0, "growth_collective_seconds": 0.0}
+    return RunFigures(
+        *(variant, ranks, 0, 8, 1.0, (1.0, 1.0), speed, 100.0, None),
+        **nothing,
+        parts={},
+        checkpoint_seconds=0.0,
+        peak_memory_bytes=None,
+    )
+
+
+def test_a_run_without_its_base_takes_the_others_ratios_along() -> None:
+    measured = [figures("vanilla", 2, 10.0), figures("sgt:1", 2, 8.0), figures("vanilla", 1, 20.0)]
     scaling = [run.scaling_ratio for run in with_ratios(measured)]
     assert scaling == [0.5, 1.0, 1.0]
 

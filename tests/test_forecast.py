@@ -173,6 +173,25 @@ def test_another_bucket_changes_no_forecast_or_goes_unsaid(
     assert reduced[0] - reduced[1] == pytest.approx(carried * 4 / 5)
 
 
+def test_a_column_is_left_to_be_guessed_or_a_scaling_above_100_percent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "points.json"
+    file.write_text(json.dumps(measured_document()))
+    command = ["bench", "forecast", str(file), "--hosts", "2", "--link", "100000"]
+    above = "scaling is above 100% where A is larger than there (--global-batch)"
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "A: micro-batches per update on each rank; scaling" in printed
+    assert "measured on 1 rank, A = 8" in printed
+    assert above not in printed
+    # 16 times the micro-batches of the measured runs, on two hosts of two.
+    assert main([*command, "--global-batch", str(16 * 8 * 8 * 4)]) == 0
+    printed = capsys.readouterr().out
+    assert above in printed
+    assert "  128" in printed
+
+
 @pytest.mark.parametrize(
     "document",
     [

@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,7 @@ from torch.distributed import TCPStore
 
 from sgt_ds.errors import LostPeer, NotMet
 from sgt_ds.launch import watch
+from sgt_ds.launch.node import RankProcess
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.telemetry.heartbeats import Beat
 from sgt_ds.training import launcher_watch, lost_peers
@@ -129,6 +131,50 @@ def test_who_lost_a_peer_is_not_who_died() -> None:
     assert heartbeats.deaths([(beat(0, end="done"), 0)]) == ""
     orphaned = [(beat(0, end="done"), 0), (beat(2, end=heartbeats.LAUNCHER_GONE), 0)]
     assert heartbeats.deaths(orphaned) == "the launcher on host-1 died; all ranks exited"
+
+
+def test_a_rank_that_a_signal_ended_has_just_died() -> None:
+    lost = (beat(0, end="rank 0 lost another rank", blames_peer=True), 0)
+    dead, other = (beat(1), 0), (beat(2), 0)
+    kills = [heartbeats.Kill(1, "host-0", 101, signal.SIGKILL)]
+    name = "rank 1 on host-0 (process 101)"
+    killed = f"{name} was killed by signal 9 (SIGKILL), as the kernel does where memory runs out"
+    place = "last seen in reduce of step 7"
+    assert heartbeats.deaths([lost, dead], kills) == f"{killed}, {place}"
+    assert heartbeats.deaths([lost, dead], (), signal.SIGSEGV) == (
+        f"{name} was killed by signal 11 (SIGSEGV), {place}"
+    )
+    # A status that tells no rank is of one of two.
+    both = heartbeats.deaths([lost, dead, other], (), signal.SIGKILL)
+    assert both == f"{name}, rank 2 on host-1 (process 102) died, {place}"
+    assert heartbeats.deaths([lost, dead, other], kills) == (
+        f"{killed}; rank 2 on host-1 (process 102) died, {place}"
+    )
+    kills.append(heartbeats.Kill(2, "host-1", 102, signal.SIGKILL))
+    assert "all 2 ranks were killed by signal 9" in heartbeats.deaths([dead, other], kills)
+    # Before the first heartbeat, as while torch loads; and of an earlier process of that number.
+    assert heartbeats.deaths([lost], kills[:1]) == f"{killed}, before its first sign of life"
+    kills = [heartbeats.Kill(1, "host-0", 99, signal.SIGKILL)]
+    assert heartbeats.deaths([lost, dead], kills) == f"{name} died, {place}"
+
+
+def test_a_launcher_that_meets_another_end_first_misses_the_rank_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGT_SIGNS_OF_LIFE", str(tmp_path))
+    well, killed, lost = (
+        RankProcess(["sh", "-c", script], env={"RANK": str(rank), "PATH": os.environ["PATH"]})
+        for rank, script in enumerate(["exit 0", "kill -s SEGV $$", "exit 1"])
+    )
+    for process in (well, killed, lost):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert well.poll() == 0
+    assert heartbeats.read_kills(tmp_path) == []
+    assert lost.poll() == 1
+    [(kill, _)] = heartbeats.read_kills(tmp_path)
+    told = (1, os.uname().nodename, killed.pid, signal.SIGSEGV)
+    assert (kill.rank, kill.host, kill.pid, kill.number) == told
+    assert killed.wait() == -signal.SIGSEGV
 
 
 def test_a_full_disk_passes_for_a_missing_folder(

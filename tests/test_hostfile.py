@@ -146,6 +146,8 @@ def test_one_host_that_is_this_machine_is_probed_by_ssh_or_not_at_all(
     assert probed.faults == []
     assert probed.facts is not None
     assert probed.facts.reads_shared
+    with pytest.raises(UserError, match="runs does not exist; create it where all"):
+        probe(hosts, shared=tmp_path / "runs")
     with pytest.raises(UserError, match="--probe: needs ssh"):
         probe([*hosts, Host("b", 2, 2)], shared=tmp_path)
 

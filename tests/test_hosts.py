@@ -49,7 +49,9 @@ def test_a_killed_rank_is_named_and_nothing_is_lost(bench: Bench) -> None:
         os.kill(bench.ranks(job, bench.hosts.second)[0], signal.SIGKILL)
         assert job.process.wait(timeout=60) == 1
         assert bench.processes(job) == []
-    assert "the run failed: rank 2 on host-b" in fault_bench.message_of(job.said())
+    told = fault_bench.message_of(job.said())
+    assert "the run failed: rank 2 on host-b" in told
+    assert "was killed by signal 9 (SIGKILL), as the kernel does where memory runs out" in told
     assert "lost another rank in" in job.said()
     assert "Traceback" not in job.said()
     with bench.ended(bench.start(run, "--launcher", "openmpi")) as job:

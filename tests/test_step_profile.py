@@ -290,10 +290,14 @@ def test_products_are_not_the_most_or_the_table_lacks_a_part(
             line = next(each for each in printed.splitlines() if each.startswith(PARTS[part.part]))
             assert f"{1000 * part.seconds:.3f}" in line
     assert "added ms" in printed
+    assert "points: the same in percentage points of vanilla's step" in printed
+    told = next(line for line in printed.splitlines() if line.startswith("nothing in: "))
+    assert told == f"nothing in: {'; '.join(PARTS[part] for part in PARTS if part in unseen)}"
     print_profiles(rows, profiles[:1])
     alone = capsys.readouterr().out
     assert "matrix products" in alone
     assert "added ms" not in alone
+    assert "points" not in alone
 
 
 def test_compiled_code_on_a_cpu_is_lost_or_holds_the_products() -> None:

@@ -137,7 +137,7 @@ def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Pa
 
 
 def test_a_killed_rank_and_a_killed_launcher_are_restarted_and_nothing_is_lost(
-    tmp_path: Path, data: Path
+    tmp_path: Path, data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # Long enough that a fast machine is still training when the kill comes.
     steps = {"steps": 150, "validate_every": 50}
@@ -149,13 +149,14 @@ def test_a_killed_rank_and_a_killed_launcher_are_restarted_and_nothing_is_lost(
     with training(run, "--num-gpus", "2", "--max-restarts", "2") as process:
         runs.wait_for_step(tmp_path / "run", 7)  # past the checkpoint of step 6
         first = run_id(run)
-        os.kill(processes(run, "-m sgt_ds.train")[-1], signal.SIGKILL)
+        rank = processes(run, "-m sgt_ds.train")[-1]
+        os.kill(rank, signal.SIGKILL)
         wait_until(lambda: read_record(tmp_path / "run") and run_id(run) != first, 90)
         assert processes_of(first) == []
         wait_until(lambda: runs.last_step(tmp_path / "run") >= 13, 180)
         second = run_id(run)
         # DeepSpeed's runner ends with status 0 when the launcher of its host is killed.
-        [launcher] = processes(run, "-m deepspeed.launcher.launch")
+        [launcher] = processes(run, "-m sgt_ds.launch.node")
         os.kill(launcher, signal.SIGKILL)
         wait_until(lambda: read_record(tmp_path / "run") and run_id(run) != second, 90)
         assert processes_of(second) == []
@@ -166,6 +167,10 @@ def test_a_killed_rank_and_a_killed_launcher_are_restarted_and_nothing_is_lost(
         runs.end(uninterrupted)
     assert runs.losses(tmp_path / "run") == runs.losses(tmp_path / "whole")
     assert runs.journal_lines(tmp_path / "run") == runs.journal_lines(tmp_path / "whole")
+    told = next(line for line in capfd.readouterr().err.splitlines() if "; restart 1 of 2" in line)
+    name = f"rank 1 on {os.uname().nodename} (process {rank})"
+    sender = "as the kernel does where memory runs out"
+    assert f"the run failed: {name} was killed by signal 9 (SIGKILL), {sender}, last seen" in told
 
 
 def test_a_second_signal_ends_at_once_and_a_killed_supervisor_leaves_no_orphan(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
 from sgt_ds.config import PRESETS
 from sgt_ds.errors import UserError
+from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
     from sgt_ds.training import SavingBench
@@ -91,10 +92,11 @@ def _measure(options: argparse.Namespace, threads: int) -> SavingBench:
 
 
 def _print(preset: str, bench: SavingBench) -> None:
-    threads = f"{bench.threads} thread{'s' if bench.threads > 1 else ''}"
+    threads = counted(bench.threads, "thread")
     print(
         f"{preset}: {bench.parameters:,} parameters, {bench.dtype}, {bench.device}, {threads}, "
-        f"a checkpoint of {bench.checkpoint_bytes / 1e6:,.0f} MB, medians of {bench.rounds} rounds"
+        f"a checkpoint of {bench.checkpoint_bytes / 1e6:,.0f} MB, medians of "
+        f"{counted(bench.rounds, 'round')}"
     )
     print(f"blocking                  {bench.at_once_seconds:8.3f} s, all of it a stall")
     for which, stall, ratio in (

@@ -50,7 +50,7 @@ def data(options: argparse.Namespace) -> None:
         print_json(bench.as_json())
         return
     print(
-        f"median of {bench.rounds} rounds, {bench.tokens:,} tokens, one process, the share of one "
+        f"median of {counted(bench.rounds, 'round')}, {bench.tokens:,} tokens, one process, the share of one "
         f"of {counted(bench.ranks, 'rank')}"
     )
     for row in bench.loader:

@@ -8,6 +8,7 @@ import sys
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
 from sgt_ds.config import PRESETS
+from sgt_ds.progress import counted
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -60,7 +61,7 @@ def exporter(options: argparse.Namespace) -> None:
     print(
         f"{options.preset} on {bench.device}, {1000 * bench.step_seconds:.1f} ms a step; "
         f"{bench.series} series of {options.served}, {bench.scrape_bytes:,} bytes a scrape; "
-        f"{bench.scrapes:,} scrapes in {bench.rounds} rounds"
+        f"{counted(bench.scrapes, 'scrape')} in {counted(bench.rounds, 'round')}"
     )
     print(
         f"a scrape               {1000 * bench.cpu_seconds_per_scrape:8.2f} ms of CPU, "

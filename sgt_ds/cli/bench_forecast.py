@@ -19,6 +19,7 @@ from sgt_ds.cli.frame import (
     whole_number,
 )
 from sgt_ds.errors import UserError
+from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
     from sgt_ds.launch import Forecast, Link, Network, Point
@@ -141,11 +142,12 @@ def forecast(options: argparse.Namespace) -> None:
                 f"{100 * worst:.0f}%; measure again on an idle machine before relying on this",
                 file=sys.stderr,
             )
+    _print_notes(document, [row for _, rows in answers.values() for row in rows])
     left_out = "no rank is late, no other job is on the network"
     if bucket < document["setting"]["bucket_elements"]:
         left_out += ", and more buckets cost the cards nothing"
     print(
-        f"FORECAST, not measured: {per_host} GPUs a host, collectives reach "
+        f"FORECAST, not measured: {counted(per_host, 'GPU')} a host, collectives reach "
         f"{100 * options.link_ratio:g}% of a link, {options.hop_microseconds:g} µs a hop, buckets "
         "of "
         f"{bucket / 1e6:g} M elements; {left_out}"
@@ -298,13 +300,26 @@ def _micro_batches(
     return micro_batches if micro_batches and not left else None
 
 
+def _print_notes(document: dict[str, Any], rows: Sequence[Forecast]) -> None:
+    base = min(_points(document, document["runs"][0]["variant"]), key=lambda point: point.ranks)
+    print(
+        "A: micro-batches per update on each rank; scaling: tokens/s/rank relative to the run that "
+        f"was measured on {counted(base.ranks, 'rank')}, A = {base.micro_batches}"
+    )
+    if any(row.scaling_ratio > 1 and row.micro_batches > base.micro_batches for row in rows):
+        print(
+            "scaling is above 100% where A is larger than there (--global-batch): what an update "
+            "costs once is shared by more tokens"
+        )
+
+
 def _print_table(
     variant: str, checks: Sequence[dict[str, float]], rows: Sequence[Forecast]
 ) -> None:
     print(f"{variant}: the model against the points it was fitted to")
     for point in checks:
         print(
-            f"  {point['ranks']:6.0f} ranks  measured {point['measured_seconds']:8.4f} s  "
+            f"  {counted(int(point['ranks']), 'rank'):>12}  measured {point['measured_seconds']:8.4f} s  "
             f"model {point['model_seconds']:8.4f} s  {100 * point['error_ratio']:+.2f}%"
         )
     print(

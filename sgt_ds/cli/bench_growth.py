@@ -79,13 +79,16 @@ def growth(options: argparse.Namespace) -> None:
     check_data(own.data, own.model, own.evaluation)
     check_evaluation(own.evaluation, str(options.run))
     measured: dict[str, list[GrowthPause]] = {}
-    with scratch_for(options.scratch) as scratch, ending_on_sigterm():
+    size = 0
+    with ending_on_sigterm():
         try:
-            for name in ("cold", "kept"):
-                measured[name] = _run(options, words, scratch, name)
+            with scratch_for(options.scratch) as scratch:
+                for name in ("cold", "kept"):
+                    measured[name] = _run(options, words, scratch, name)
+                    kept = (scratch / "compiled").glob("*.zip")
+                    size = sum(file.stat().st_size for file in kept)
         finally:
             if measured:
-                size = sum(file.stat().st_size for file in (scratch / "compiled").glob("*.zip"))
                 _print(options, measured, size, events)
 
 

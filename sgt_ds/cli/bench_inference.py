@@ -17,6 +17,7 @@ from sgt_ds.cli.frame import (
 )
 from sgt_ds.config import PRESETS
 from sgt_ds.errors import UserError
+from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
     from sgt_ds.inference import InferenceRow, InferenceSetting
@@ -148,7 +149,7 @@ def _print_table(
     print(
         f"{options.preset}, {options.dtype}, {setting.device.type}, "
         f"{'compiled' if setting.compiled else 'eager'}, prompt {setting.prompt}, "
-        f"generation {setting.generated}, median of {setting.rounds} rounds; "
+        f"generation {setting.generated}, median of {counted(setting.rounds, 'round')}; "
         "× is tokens/s by vanilla's"
     )
     for row in rows:

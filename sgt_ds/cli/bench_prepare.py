@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, print_json, whole_number
+from sgt_ds.progress import counted
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -54,8 +55,8 @@ def prepare(options: argparse.Namespace) -> None:
         print_json(bench.as_json())
         return
     print(
-        f"{bench.documents:,} documents, {bench.text_bytes / 1e6:.1f} MB of text, "
-        f"{bench.tokens:,} tokens, mean of {bench.rounds} rounds"
+        f"{counted(bench.documents, 'document')}, {bench.text_bytes / 1e6:.1f} MB of text, "
+        f"{bench.tokens:,} tokens, mean of {counted(bench.rounds, 'round')}"
     )
     print(f"{'case':30}{'seconds':>9}{'CPU s':>9}{'tokens/CPU s':>14}{'documents/CPU s':>17}")
     for name, seconds in bench.seconds.items():

@@ -57,15 +57,16 @@ def scaling(options: argparse.Namespace) -> None:
         if batch is not None or kind == "weak"
     }
     measured = {kind: to_measure(setting) for kind, setting in settings.items()}
-    with scratch_for(options.scratch) as scratch, ending_on_sigterm():
+    with ending_on_sigterm():
         try:
-            roofline = roofline_of(measured["weak"], scratch)
-            for one in measured.values():
-                one.roofline = roofline
-            for kind, setting in settings.items():
-                measure(setting, measured[kind], scratch / kind)
-            if options.json:
-                measure_collectives(settings["weak"], measured["weak"], scratch / "weak")
+            with scratch_for(options.scratch) as scratch:
+                roofline = roofline_of(measured["weak"], scratch)
+                for one in measured.values():
+                    one.roofline = roofline
+                for kind, setting in settings.items():
+                    measure(setting, measured[kind], scratch / kind)
+                if options.json:
+                    measure_collectives(settings["weak"], measured["weak"], scratch / "weak")
         finally:
             if options.json and measured["weak"].figures:
                 print_json({kind: one.as_json() for kind, one in measured.items()})

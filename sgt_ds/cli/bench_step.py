@@ -28,6 +28,7 @@ from sgt_ds.config import (
     parse_variant,
 )
 from sgt_ds.errors import UserError
+from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,11 +181,12 @@ def _check_float8(setting: Setting) -> None:
 
 def _print_table(document: dict[str, Any], rows: Sequence[Row]) -> None:
     print(
-        f"{document['preset']}: {document['parameters']:,} parameters, {document['micro_batches']} "
-        f"micro-batch of {document['micro_batch_size']} x {document['sequence_length']} a step, "
+        f"{document['preset']}: {document['parameters']:,} parameters, "
+        f"{counted(document['micro_batches'], 'micro-batch')} of {document['micro_batch_size']} x {document['sequence_length']} a step, "
         f"{document['dtype']}{', products in float8' if document['fp8'] else ''}, "
-        f"{document['device']} ({document['threads']} threads), torch {document['torch']}, "
-        f"median of {document['rounds']} rounds after {document['warm_up_steps']} warm-up steps"
+        f"{document['device']} ({counted(document['threads'], 'thread')}), torch {document['torch']}, "
+        f"median of {counted(document['rounds'], 'round')} after "
+        f"{counted(document['warm_up_steps'], 'warm-up step')}"
     )
     print(
         f"{'':9}{'case':22}{'ms/step':>9}{'quartiles':>16}{'tokens/s':>11}{'peak MB':>9}"

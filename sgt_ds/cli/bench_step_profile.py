@@ -23,6 +23,10 @@ def print_profiles(rows: Sequence[Row], profiles: Sequence[StepProfile]) -> None
     for each in profiles:
         _print_kernels(each)
     if profiles:
+        if not alone:
+            print(
+                "added ms: over vanilla's step; points: the same in percentage points of vanilla's step."
+            )
         print(
             "idle: nothing ran on the device. Where kernels ran beside each other, a moment counts "
             "for the one that began first, and for collectives only if nothing else ran."
@@ -38,9 +42,11 @@ def _print_parts(rows: Sequence[Row], vanilla: StepProfile, own: StepProfile) ->
     columns = "".join(f"{case.case + ' ms':>22}{'share':>8}{'kernels':>9}" for case in cases)
     differences = f"{'added ms':>11}{'points':>8}{'ms, lowest to highest':>24}" if compared else ""
     print(f"{'part':34}{columns}{differences}")
+    empty = []
     for index, difference in enumerate(added(own, vanilla)):
         parts = [case.parts[index] for case in cases]
         if not any(part.seconds for part in parts):
+            empty.append(PARTS[parts[0].part])
             continue
         line = "".join(
             f"{1000 * part.seconds:22.3f}{100 * part.step_ratio:7.2f}%{part.kernels:9,.0f}"
@@ -53,6 +59,8 @@ def _print_parts(rows: Sequence[Row], vanilla: StepProfile, own: StepProfile) ->
             )
         print(f"{PARTS[parts[0].part]:34}{line}")
     _print_sum(cases)
+    if empty:
+        print(f"nothing in: {'; '.join(empty)}")
 
 
 def _print_sum(cases: Sequence[StepProfile]) -> None:

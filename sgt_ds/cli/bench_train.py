@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_run, print_json, whole_number
 from sgt_ds.errors import UserError
+from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
     from sgt_ds.config import RunConfig
@@ -115,13 +116,14 @@ def train(options: argparse.Namespace) -> None:
 
     setting = setting_of(options, options.global_batch)
     measured = to_measure(setting)
-    with scratch_for(options.scratch) as scratch, ending_on_sigterm():
+    with ending_on_sigterm():
         try:
-            measured.roofline = roofline_of(measured, scratch)
-            measure(setting, measured, scratch)
-            if options.json:
-                measure_collectives(setting, measured, scratch)
-        finally:
+            with scratch_for(options.scratch) as scratch:
+                measured.roofline = roofline_of(measured, scratch)
+                measure(setting, measured, scratch)
+                if options.json:
+                    measure_collectives(setting, measured, scratch)
+        finally:  # a reader that is gone, as `| head`, is no failure of the runs
             if measured.figures and options.json:
                 print_json(measured.as_json())
             elif measured.figures:
@@ -269,7 +271,8 @@ def print_table(setting: RunSetting, measured: Measured) -> None:
         print(f"phases of an update, {run.variant} on {run.ranks}: {shares}")
     size, copied = measured.roofline["product_size"], measured.roofline["copy_bytes_per_second"]
     print(
-        f"s/update: median of {setting.intervals} intervals of {setting.updates} updates, after "
+        f"s/update: median of {counted(setting.intervals, 'interval')} of "
+        f"{counted(setting.updates, 'update')}, after "
         f"{setting.warm_up} to warm up; roof: FLOPs/s relative to a plain matrix product of "
         f"{size}³ in "
         f"{measured.setting['precision']} on one rank alone, {roof / 1e12:.4g} TFLOP/s (a plain "

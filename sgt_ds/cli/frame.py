@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any, NoReturn
 from sgt_ds.errors import SgtError, UserError
 
 Handler = Callable[[argparse.Namespace], int | None]
+
+
+_OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*=")
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,6 +28,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # An option that takes several words takes the overrides after it too.
+        if action.option_strings and action.nargs == "+" and self.get_default("overrides") == []:
+            for text in arg_strings:
+                if _OVERRIDE.match(text):
+                    message = f"'{text}' is an override; overrides go directly after RUN.yaml"
+                    raise argparse.ArgumentError(action, message)
+        return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # argparse's own, in Python 3.10 to 3.13, says nothing of what is near.
@@ -177,6 +190,9 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `sgt-ds … | head`: not an error of ours
+    except BrokenPipeError as error:  # `sgt-ds … | head`: not an error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error.__context__, SgtError):  # what came before it failed
+            print(f"{parser.prog}: {error.__context__}", file=sys.stderr)
+            return error.__context__.exit_code
         return 141

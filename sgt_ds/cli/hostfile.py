@@ -30,8 +30,8 @@ def register(commands: Subparsers[Parser]) -> None:
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="directory that all hosts must see, e.g. the parent of the run directory (default: "
-        "the current one)",
+        help="existing directory that all hosts must see, e.g. the parent of the run directory "
+        "(default: the current one)",
     )
     port = whole_number(1, 65535)
     parser.add_argument("--ssh-port", type=port, help="sshd port on the hosts")

@@ -19,6 +19,7 @@ from sgt_ds.errors import SgtError, UserError
 from sgt_ds.launch.facts import gpus_here
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes
 from sgt_ds.ports import free_ports
+from sgt_ds.telemetry import heartbeats
 
 # Of a failed run's output, what its error shows.
 LAST_LINES = 3
@@ -60,7 +61,11 @@ def launch_one(
         ]
         told = next((line for line in said if line.startswith("sgt-ds train: ")), None)
         last = told or " | ".join(said[-LAST_LINES:])
-        error = SgtError(f"{name} ended with {status}: {last}; all of its output: {output}")
+        # DeepSpeed's launcher passes on a rank's status, which is negative where a signal ended it.
+        ended = f"ended with {status}"
+        if status >= 192:
+            ended = f"ended: a rank was {heartbeats.killed_by(256 - status)}"
+        error = SgtError(f"{name} {ended}: {last}; all of its output: {output}")
         if status == UserError.exit_code:  # the run has said what the user is to fix
             error.exit_code = status
         raise error

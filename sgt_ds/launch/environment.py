@@ -17,6 +17,9 @@ from sgt_ds.errors import UserError
 MASTER_ADDRESS_VARIABLE = "SGT_MASTER_ADDR"
 MASTER_PORT_VARIABLE = "SGT_MASTER_PORT"
 
+# Where a host's launcher leaves word of a rank that a signal ended.
+SIGNS_VARIABLE = "SGT_SIGNS_OF_LIFE"
+
 ENV_FILE_NAME = ".deepspeed_env"
 
 # What training on another host may need of this one's environment.

@@ -1,15 +1,18 @@
 """DeepSpeed's runner, changed to leave other jobs alone: it finds processes by the run's id.
 
 `python -m sgt_ds.launch.multinode …` takes the runner's own arguments. On SIGTERM the original runs
-`pkill -f "… deepspeed.launcher.launch"` on every host, which hits every job of the user.
+`pkill -f "… deepspeed.launcher.launch"` on every host, which hits every job of the user. On every
+host it starts `sgt_ds.launch.node`, which tells what ended a rank.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from deepspeed.launcher import runner
@@ -34,16 +37,24 @@ class PdshRunner(runner.PDSHRunner):  # type: ignore[misc]  # DeepSpeed has no t
         command, kill, environment = super().get_cmd(environment, active_resources)
         here = shlex.quote(str(Path.cwd()))
         command = [f"cd {here};" if part.startswith("cd ") else part for part in command]
-        place = command.index(_ORIGINAL_NODE)
         to_hosts = kill[: kill.index("pkill -f ")]
         end = f"cd {here}; {shlex.quote(sys.executable)} -m sgt_ds.launch.processes kill"
         kill = [*to_hosts, f"{end} {os.environ[RUN_ID_VARIABLE]}"]
-        return [*command[:place], _OWN_NODE, *command[place + 1 :]], kill, environment
+        return command, kill, environment
+
+
+class _Started(subprocess.Popen[bytes]):
+    """What the runner starts, with the launcher of a host under our name."""
+
+    def __init__(self, command: list[str], **settings: Any) -> None:
+        own = [_OWN_NODE if part == _ORIGINAL_NODE else part for part in command]
+        super().__init__(own, **settings)
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run DeepSpeed's runner with the classes of this module."""
     runner.PDSHRunner = PdshRunner
+    runner.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Started})
     return runner.main(arguments)
 
 

@@ -82,6 +82,12 @@ def probe(
     }
     try:
         mark.write_text(token, encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(
+            "--shared",
+            None,
+            f"{shared} does not exist; create it where all hosts see it, or name another directory",
+        ) from None
     except OSError as error:
         raise UserError(
             "--shared", None, f"{shared} cannot be written to ({error.strerror}); name a directory"

@@ -27,6 +27,7 @@ from sgt_ds.launch.command import Target, deepspeed_command, master_address
 from sgt_ds.launch.environment import (
     MASTER_ADDRESS_VARIABLE,
     MASTER_PORT_VARIABLE,
+    SIGNS_VARIABLE,
     forwarded_environment,
     write_environment_file,
 )
@@ -43,7 +44,7 @@ from sgt_ds.launch.record import (
 from sgt_ds.launch.run_processes import check_unattended, end_everywhere
 from sgt_ds.launch.watch import Watch, node_run_id
 from sgt_ds.ports import free_ports
-from sgt_ds.telemetry import write_outcome
+from sgt_ds.telemetry import heartbeats, write_outcome
 
 POLL_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 60.0
@@ -212,7 +213,7 @@ def _run_once(
             write_record(run_dir, record)
         watch.begin(first_host=not target.node_rank)
     _say(f"starting {_ranks_words(target)}; their logs are in {RunLayout(run_dir).logs}")
-    child = _start(launch, record)
+    child = _start(launch, record, watch)
     forced = ""
     try:
         forced, status = _wait(child, watch, signals, asked, grace_seconds)
@@ -221,7 +222,7 @@ def _run_once(
             _await_ranks(record, signals)
         orphans = len(processes_of(record.run_id))
         # Who still lives would count among the dead.
-        deaths = "" if orphans else watch.deaths()
+        deaths = "" if orphans else watch.deaths(_signal_told(target, child.returncode))
     finally:
         left = end_everywhere(record, hurried=bool(forced))
         # The launcher carries the id too; reap it.
@@ -244,9 +245,24 @@ def _ranks_words(target: Target) -> str:
     return f"{ranks} rank{'s' if ranks > 1 else ''} on {where}"
 
 
-def _start(launch: Launch, record: RunRecord) -> subprocess.Popen[bytes]:
+def _signal_told(target: Target, status: int | None) -> int:
+    """What ended the first rank by mpirun's exit status; 0 where it doesn't tell.
+
+    Of the other launchers each host's own says it, with the rank.
+    """
+    number = (status or 0) - 128
+    # Ranks that were asked to end exit so themselves.
+    told = number > 0 and number not in (signal.SIGINT, signal.SIGTERM)
+    return number if target.launcher == "openmpi" and told else 0
+
+
+def _start(launch: Launch, record: RunRecord, watch: Watch) -> subprocess.Popen[bytes]:
     control, target = RunLayout(launch.config.run_dir).control.resolve(), launch.target
-    environment = {**os.environ, RUN_ID_VARIABLE: record.run_id}
+    environment = {
+        **os.environ,
+        RUN_ID_VARIABLE: record.run_id,
+        SIGNS_VARIABLE: str(watch.folder.resolve()),
+    }
     arguments, hostfile = launch.arguments, control / "hostfile"
     address, port = master_address(target), target.master_port or free_ports(host="")
     if not target.local:
@@ -331,7 +347,7 @@ def _judge(
     if returncode or orphans or (deaths and step < steps):
         cause = "it" if not returncode else f"it exited with status {returncode}"
         if returncode < 0:
-            cause = f"its launcher was killed by signal {-returncode}"
+            cause = f"its launcher was {heartbeats.killed_by(-returncode)}"
         elif orphans and not returncode:
             cause = "its launcher exited before its ranks"
         return 1, f"the run failed: {deaths or cause}; {last_checkpoint(run_dir)}"

@@ -32,6 +32,11 @@ class Watch:
         self._looked = self._began = 0.0
         self._heard: dict[int, tuple[float, float]] = {}  # by rank: its file's time, silence since
 
+    @property
+    def folder(self) -> Path:
+        """Where the launch's ranks, and what starts them, leave their signs."""
+        return self._folder
+
     def begin(self, *, first_host: bool) -> None:
         """A launch begins. `first_host`: what earlier launches left is no longer needed."""
         if first_host:
@@ -64,10 +69,15 @@ class Watch:
             pass
         return ""
 
-    def deaths(self) -> str:
-        """Which ranks fell first in a launch that is over; '' if none is known to have."""
+    def deaths(self, only_signal: int = 0) -> str:
+        """Which ranks fell first in a launch that is over; '' if none is known to have.
+
+        `only_signal`: as in `heartbeats.deaths`.
+        """
         try:
-            return heartbeats.deaths(self._beats())
+            found = heartbeats.read_kills(self._folder)
+            kills = [kill for kill, written in found if written >= self._began]
+            return heartbeats.deaths(self._beats(), kills, only_signal)
         except OSError:
             return ""
 

@@ -1,4 +1,4 @@
-"""Heartbeats: one small file per rank, and what comparing them shows of a run that hangs.
+"""Heartbeats: one small file per rank, and what comparing them shows of a run that hangs or fell.
 
 Knows no process group and starts no thread. Compares ages, which its readers find without trusting
 hosts' clocks: by the file system's, or by how long a file has not changed under their eyes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -51,12 +52,27 @@ class Beat:
     @property
     def name(self) -> str:
         """The rank and where it runs."""
-        return f"rank {self.rank} on {self.host} (process {self.pid})"
+        return _name(self.rank, self.host, self.pid)
 
     @property
     def place(self) -> str:
         """What it does."""
         return f"{self.part} of step {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A signal ended this rank's process, as the launcher of its host saw."""
+
+    rank: int
+    host: str
+    pid: int
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The rank and where it ran."""
+        return _name(self.rank, self.host, self.pid)
 
 
 def write_beat(folder: Path, beat: Beat) -> float:
@@ -87,6 +103,26 @@ def read_beats(folder: Path, rank: int | None = None) -> list[tuple[Beat, float]
         try:
             beat = Beat(**json.loads(path.read_text(encoding="utf-8")))
             found.append((beat, path.stat().st_mtime))
+        except (OSError, ValueError, TypeError):
+            continue
+    return found
+
+
+def write_kill(folder: Path, kill: Kill) -> None:
+    """Write what ended the rank, beside its last heartbeat."""
+    path = folder / f"killed-{kill.rank:05d}.json"
+    temporary = path.with_suffix(f".{kill.pid}.tmp")
+    temporary.write_text(json.dumps(asdict(kill)), encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_kills(folder: Path) -> list[tuple[Kill, float]]:
+    """What signals ended, each with the time at which that was written; as `read_beats`."""
+    found = []
+    for path in sorted(folder.glob("killed-*.json")):
+        try:
+            kill = Kill(**json.loads(path.read_text(encoding="utf-8")))
+            found.append((kill, path.stat().st_mtime))
         except (OSError, ValueError, TypeError):
             continue
     return found
@@ -183,11 +219,27 @@ def hang(
     )
 
 
-def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
+def killed_by(number: int) -> str:
+    """`killed by signal 11 (SIGSEGV)`, and for SIGKILL who sends it where nobody did."""
+    try:
+        name = f" ({signal.Signals(number).name})"
+    except ValueError:  # a real-time one
+        name = ""
+    sender = ", as the kernel does where memory runs out" if number == signal.SIGKILL else ""
+    return f"killed by signal {number}{name}{sender}"
+
+
+def deaths(
+    beats: Iterable[tuple[Beat, float]],
+    kills: Sequence[Kill] = (),
+    only_signal: int = 0,
+) -> str:
     """Of a launch whose processes all ended: which ranks fell first, and where. '' if none did.
 
     A rank that was killed left no word; one that failed by itself said why; the others lost a peer,
     were asked to end because one had fallen, or ended well because some saw their launcher gone.
+    `kills`: what launchers saw. `only_signal`: what ended the first rank, where a launcher told that
+    and not which rank it was; 0: nothing was told.
     """
     known = [beat for beat, _ in beats]
     well = (DONE, LAUNCHER_GONE)
@@ -199,12 +251,37 @@ def deaths(beats: Iterable[tuple[Beat, float]]) -> str:
         return f"{first.name} failed{where}: {first.end}"
     gone = [beat for beat in known if not beat.end]
     left = sorted({beat.host for beat in known if beat.end == LAUNCHER_GONE})
+    numbers = {(kill.rank, kill.pid): kill.number for kill in kills}
+    signs = {(beat.rank, beat.pid) for beat in known}
+    unseen = [kill for kill in kills if (kill.rank, kill.pid) not in signs]
+    if not gone and unseen:
+        told = _ends([(kill.name, kill.number) for kill in unseen])
+        return f"{told}, before {'its' if len(unseen) == 1 else 'their'} first sign of life"
     if not gone:
         return f"the launcher on {', '.join(left)} died; all ranks exited" if left else ""
-    gone = [beat for beat in gone if not beat.asked] or gone
-    if len(gone) == len(known) > 1:
-        return f"all {len(known)} ranks died, last seen in {gone[0].place}"
-    return f"{', '.join(beat.name for beat in gone)} died, last seen in {gone[0].place}"
+    gone = [b for b in gone if not b.asked or (b.rank, b.pid) in numbers] or gone
+    ended = [(beat.name, numbers.get((beat.rank, beat.pid), 0)) for beat in gone]
+    if len(ended) == 1 and not numbers:
+        ended = [(ended[0][0], only_signal)]
+    everyone = len(known) if len(gone) == len(known) > 1 else 0
+    return f"{_ends(ended, everyone)}, last seen in {gone[0].place}"
+
+
+def _name(rank: int, host: str, pid: int) -> str:
+    return f"rank {rank} on {host} (process {pid})"
+
+
+def _ends(ended: Sequence[tuple[str, int]], everyone: int = 0) -> str:
+    """Who ended how: names, each with the signal or 0. `everyone`: so many are all there were."""
+    numbers = dict.fromkeys(number for _, number in ended)
+    told = []
+    for number in numbers:
+        names = [name for name, own in ended if own == number]
+        whole = everyone and len(numbers) == 1
+        who = f"all {everyone} ranks" if whole else ", ".join(names)
+        was = "were" if len(names) > 1 else "was"
+        told.append(f"{who} {was} {killed_by(number)}" if number else f"{who} died")
+    return "; ".join(told)
 
 
 def _waiting(beats: Sequence[Beat], before: str) -> str:
