@@ -138,7 +138,7 @@ def test_a_rank_that_a_signal_ended_has_just_died() -> None:
     dead, other = (beat(1), 0), (beat(2), 0)
     kills = [heartbeats.Kill(1, "host-0", 101, signal.SIGKILL)]
     name = "rank 1 on host-0 (process 101)"
-    killed = f"{name} was killed by signal 9 (SIGKILL), as the kernel does where memory runs out"
+    killed = f"{name} was killed by signal 9 (SIGKILL; perhaps by the kernel, for lack of memory)"
     place = "last seen in reduce of step 7"
     assert heartbeats.deaths([lost, dead], kills) == f"{killed}, {place}"
     assert heartbeats.deaths([lost, dead], (), signal.SIGSEGV) == (
@@ -154,6 +154,10 @@ def test_a_rank_that_a_signal_ended_has_just_died() -> None:
     assert "all 2 ranks were killed by signal 9" in heartbeats.deaths([dead, other], kills)
     # Before the first heartbeat, as while torch loads; and of an earlier process of that number.
     assert heartbeats.deaths([lost], kills[:1]) == f"{killed}, before its first sign of life"
+    # Who was only asked to end, by the launcher, did not fall.
+    asked = (beat(0, asked=True), 0)
+    assert heartbeats.deaths([asked], kills[:1]) == f"{killed}, before its first sign of life"
+    assert "killed" not in heartbeats.deaths([asked], (), signal.SIGKILL)
     kills = [heartbeats.Kill(1, "host-0", 99, signal.SIGKILL)]
     assert heartbeats.deaths([lost, dead], kills) == f"{name} died, {place}"
 

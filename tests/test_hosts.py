@@ -51,7 +51,7 @@ def test_a_killed_rank_is_named_and_nothing_is_lost(bench: Bench) -> None:
         assert bench.processes(job) == []
     told = fault_bench.message_of(job.said())
     assert "the run failed: rank 2 on host-b" in told
-    assert "was killed by signal 9 (SIGKILL), as the kernel does where memory runs out" in told
+    assert "was killed by signal 9 (SIGKILL; perhaps by the kernel, for lack of memory)" in told
     assert "lost another rank in" in job.said()
     assert "Traceback" not in job.said()
     with bench.ended(bench.start(run, "--launcher", "openmpi")) as job:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +150,19 @@ def test_kernels_take_weights_that_are_not_all_of_a_projection(asked: Asked) -> 
     assert not asked.is_taken()
     asked.attention.q_proj = q_proj.to("meta")
     assert not asked.is_taken()
+
+
+def test_an_exported_graph_computes_heads_that_do_not_loop() -> None:
+    model = token_kernels.build()
+    program = torch.export.export(model, (torch.arange(12)[None],), {"use_cache": False})
+    widths = Counter(
+        node.meta["val"].shape[-1]
+        for node in program.graph.nodes
+        if node.target is torch.ops.aten.linear.default
+    )
+    # Queries, keys and values of all heads: of the main passes only.
+    assert widths[token_kernels.HEADS * token_kernels.SIZE] == 3 * 3
+    assert widths[3 * 2 * token_kernels.SIZE] == 2  # of two heads, in two extra passes
 
 
 class Adapter(nn.Module):

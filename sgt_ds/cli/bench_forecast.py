@@ -142,7 +142,11 @@ def forecast(options: argparse.Namespace) -> None:
                 f"{100 * worst:.0f}%; measure again on an idle machine before relying on this",
                 file=sys.stderr,
             )
-    _print_notes(document, [row for _, rows in answers.values() for row in rows])
+    bases = {
+        variant: min(_points(document, variant), key=lambda point: point.ranks)
+        for variant in answers
+    }
+    _print_notes(bases, {variant: rows for variant, (_, rows) in answers.items()})
     left_out = "no rank is late, no other job is on the network"
     if bucket < document["setting"]["bucket_elements"]:
         left_out += ", and more buckets cost the cards nothing"
@@ -300,13 +304,19 @@ def _micro_batches(
     return micro_batches if micro_batches and not left else None
 
 
-def _print_notes(document: dict[str, Any], rows: Sequence[Forecast]) -> None:
-    base = min(_points(document, document["runs"][0]["variant"]), key=lambda point: point.ranks)
+def _print_notes(bases: dict[str, Point], answers: dict[str, Sequence[Forecast]]) -> None:
+    runs = {
+        f"{counted(base.ranks, 'rank')}, A = {base.micro_batches}": None for base in bases.values()
+    }
     print(
-        "A: micro-batches per update on each rank; scaling: tokens/s/rank relative to the run that "
-        f"was measured on {counted(base.ranks, 'rank')}, A = {base.micro_batches}"
+        "A: micro-batches per update on each rank; scaling: tokens/s/rank relative to the variant's "
+        f"run that was measured on {' or '.join(runs)}"
     )
-    if any(row.scaling_ratio > 1 and row.micro_batches > base.micro_batches for row in rows):
+    if any(
+        row.scaling_ratio > 1 and row.micro_batches > bases[variant].micro_batches
+        for variant, rows in answers.items()
+        for row in rows
+    ):
         print(
             "scaling is above 100% where A is larger than there (--global-batch): what an update "
             "costs once is shared by more tokens"

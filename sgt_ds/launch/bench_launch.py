@@ -63,7 +63,7 @@ def launch_one(
         last = told or " | ".join(said[-LAST_LINES:])
         # DeepSpeed's launcher passes on a rank's status, which is negative where a signal ended it.
         ended = f"ended with {status}"
-        if status >= 192:
+        if 192 <= status < 255:  # 255 is what a process gives that exits with -1
             ended = f"ended: a rank was {heartbeats.killed_by(256 - status)}"
         error = SgtError(f"{name} {ended}: {last}; all of its output: {output}")
         if status == UserError.exit_code:  # the run has said what the user is to fix

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from deepspeed.launcher import runner
+from deepspeed.launcher import launch, runner
 
+from sgt_ds.errors import SgtError
 from sgt_ds.launch.processes import RUN_ID_VARIABLE
 
 _ORIGINAL_NODE = "deepspeed.launcher.launch"
@@ -53,6 +54,8 @@ class _Started(subprocess.Popen[bytes]):
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run DeepSpeed's runner with the classes of this module."""
+    if launch.__name__ != _ORIGINAL_NODE:
+        raise SgtError(f"DeepSpeed calls the launcher of a host {launch.__name__} now")
     runner.PDSHRunner = PdshRunner
     runner.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Started})
     return runner.main(arguments)

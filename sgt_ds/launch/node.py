@@ -1,8 +1,8 @@
 """DeepSpeed's launcher of one host, under a name of its own, that tells what ended a rank.
 
 The raw launcher of another job ends with `pkill -f "… deepspeed.launcher.launch"` on every host of
-that job; what is called otherwise survives it. DeepSpeed's exits with the status of the first ended
-rank that it comes across, which may have lost the one that was killed.
+that job; what is called otherwise survives it. DeepSpeed's own exits with the status of whichever
+ended rank it polls first, which may be one that lost a peer and not the one that was killed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,10 @@ from typing import Any, ClassVar
 from deepspeed.launcher import launch
 
 from sgt_ds.launch.environment import SIGNS_VARIABLE
+from sgt_ds.telemetry import heartbeats
+
+# A shared disk may never answer, and the other ranks are to end all the same.
+LONGEST_WRITE_SECONDS = 5.0
 
 
 class RankProcess(subprocess.Popen[bytes]):
@@ -43,11 +48,15 @@ class RankProcess(subprocess.Popen[bytes]):
         return status
 
     def _tell(self, number: int) -> None:
-        from sgt_ds.telemetry import heartbeats
-
         kill = heartbeats.Kill(self._rank, socket.gethostname(), self.pid, number)
-        with suppress(OSError):  # a full disk: the run ends all the same
-            heartbeats.write_kill(Path(os.environ[SIGNS_VARIABLE]), kill)
+        writer = threading.Thread(target=_write, args=(kill,), daemon=True)
+        writer.start()
+        writer.join(LONGEST_WRITE_SECONDS)
+
+
+def _write(kill: heartbeats.Kill) -> None:
+    with suppress(OSError):  # a full disk, too
+        heartbeats.write_kill(Path(os.environ[SIGNS_VARIABLE]), kill)
 
 
 def _killed(pid: int) -> int:

@@ -248,11 +248,11 @@ def _ranks_words(target: Target) -> str:
 def _signal_told(target: Target, status: int | None) -> int:
     """What ended the first rank by mpirun's exit status; 0 where it doesn't tell.
 
-    Of the other launchers each host's own says it, with the rank.
+    Under the other launchers `node` writes it down, with the rank.
     """
     number = (status or 0) - 128
     # Ranks that were asked to end exit so themselves.
-    told = number > 0 and number not in (signal.SIGINT, signal.SIGTERM)
+    told = 0 < number < signal.NSIG and number not in (signal.SIGINT, signal.SIGTERM)
     return number if target.launcher == "openmpi" and told else 0
 
 

@@ -69,15 +69,15 @@ class Watch:
             pass
         return ""
 
-    def deaths(self, only_signal: int = 0) -> str:
+    def deaths(self, status_signal: int = 0) -> str:
         """Which ranks fell first in a launch that is over; '' if none is known to have.
 
-        `only_signal`: as in `heartbeats.deaths`.
+        `status_signal`: as in `heartbeats.deaths`.
         """
         try:
             found = heartbeats.read_kills(self._folder)
             kills = [kill for kill, written in found if written >= self._began]
-            return heartbeats.deaths(self._beats(), kills, only_signal)
+            return heartbeats.deaths(self._beats(), kills, status_signal)
         except OSError:
             return ""
 

@@ -220,26 +220,26 @@ def hang(
 
 
 def killed_by(number: int) -> str:
-    """`killed by signal 11 (SIGSEGV)`, and for SIGKILL who sends it where nobody did."""
+    """`killed by signal 11 (SIGSEGV)`, and for SIGKILL the usual sender."""
     try:
-        name = f" ({signal.Signals(number).name})"
+        name = signal.Signals(number).name
     except ValueError:  # a real-time one
-        name = ""
-    sender = ", as the kernel does where memory runs out" if number == signal.SIGKILL else ""
-    return f"killed by signal {number}{name}{sender}"
+        return f"killed by signal {number}"
+    sender = "; perhaps by the kernel, for lack of memory" if number == signal.SIGKILL else ""
+    return f"killed by signal {number} ({name}{sender})"
 
 
 def deaths(
     beats: Iterable[tuple[Beat, float]],
     kills: Sequence[Kill] = (),
-    only_signal: int = 0,
+    status_signal: int = 0,
 ) -> str:
     """Of a launch whose processes all ended: which ranks fell first, and where. '' if none did.
 
     A rank that was killed left no word; one that failed by itself said why; the others lost a peer,
     were asked to end because one had fallen, or ended well because some saw their launcher gone.
-    `kills`: what launchers saw. `only_signal`: what ended the first rank, where a launcher told that
-    and not which rank it was; 0: nothing was told.
+    `kills`: what launchers saw. `status_signal`: the signal in mpirun's exit status, which names no
+    rank; 0: none.
     """
     known = [beat for beat, _ in beats]
     well = (DONE, LAUNCHER_GONE)
@@ -254,15 +254,17 @@ def deaths(
     numbers = {(kill.rank, kill.pid): kill.number for kill in kills}
     signs = {(beat.rank, beat.pid) for beat in known}
     unseen = [kill for kill in kills if (kill.rank, kill.pid) not in signs]
-    if not gone and unseen:
+    # Those that were asked to end are not the ones that fell.
+    fell = [beat for beat in gone if not beat.asked or (beat.rank, beat.pid) in numbers]
+    if unseen and not fell:
         told = _ends([(kill.name, kill.number) for kill in unseen])
         return f"{told}, before {'its' if len(unseen) == 1 else 'their'} first sign of life"
     if not gone:
         return f"the launcher on {', '.join(left)} died; all ranks exited" if left else ""
-    gone = [b for b in gone if not b.asked or (b.rank, b.pid) in numbers] or gone
+    gone = fell or gone
     ended = [(beat.name, numbers.get((beat.rank, beat.pid), 0)) for beat in gone]
-    if len(ended) == 1 and not numbers:
-        ended = [(ended[0][0], only_signal)]
+    if len(fell) == 1 and not numbers:
+        ended = [(fell[0].name, status_signal)]
     everyone = len(known) if len(gone) == len(known) > 1 else 0
     return f"{_ends(ended, everyone)}, last seen in {gone[0].place}"
 
@@ -272,7 +274,7 @@ def _name(rank: int, host: str, pid: int) -> str:
 
 
 def _ends(ended: Sequence[tuple[str, int]], everyone: int = 0) -> str:
-    """Who ended how: names, each with the signal or 0. `everyone`: so many are all there were."""
+    """Who ended how: names, each with the signal or 0. `everyone`: the number of ranks where all did, else 0."""
     numbers = dict.fromkeys(number for _, number in ended)
     told = []
     for number in numbers:

@@ -68,7 +68,7 @@ class StepProfile:
     mode: str
     case: str
     step_seconds: float
-    """With the profiler on: the host is slower than without it."""
+    """With the profiler on."""
     hidden_seconds: float
     """Of kernels that ran beside others: in no part, as no moment counts twice."""
     parts: tuple[PartTime, ...]

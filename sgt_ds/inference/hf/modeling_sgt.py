@@ -41,7 +41,7 @@ from transformers.models.llama.modeling_llama import (
 try:
     import triton
     import triton.language as tl
-except ImportError:  # comes with PyTorch for GPUs
+except Exception:  # PyTorch for CPUs has none, and plain operations do the same work
     triton = None
 
 
@@ -226,8 +226,10 @@ class SgtAttention(LlamaAttention):
     def is_plain(self) -> bool:
         """Whether heads can be taken out of the projections: not of adapters or quantised ones."""
         projections = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        kinds = (nn.Parameter, torch.Tensor)
-        return all(type(each) is nn.Linear and type(each.weight) in kinds for each in projections)
+        return all(
+            type(each) is nn.Linear and not hasattr(type(each.weight), "__tensor_flatten__")
+            for each in projections
+        )
 
     def again(
         self,
@@ -272,8 +274,9 @@ class SgtAttention(LlamaAttention):
         """The output projection, with nothing from the other heads."""
         parts = torch.split(mixed, self.head_dim, dim=-1)
         computed = dict(zip(heads, parts, strict=True))
-        for head, factor in zip(heads, factors, strict=False):
-            computed[head] = computed[head] * factor
+        if factors:
+            for head, factor in zip(heads, factors, strict=True):
+                computed[head] = computed[head] * factor
         none = torch.zeros_like(computed[heads[0]])
         every = range(self.config.num_attention_heads)
         whole: torch.Tensor = self.o_proj(
@@ -315,7 +318,7 @@ _DEVICE = "cuda"
 _MOST_HEADS, _MOST_SEQUENCES, _LONGEST = 4, 8, 4096
 _SIZES = (16, 32, 64, 128)
 # Rows or slots of a program, and its warps: the fastest of those tried on an H200 (d 1024, head
-# size 64), where a pass takes 7 µs in a CUDA graph, up to a cache of 4,096.
+# size 64), where a pass takes 7 µs in a CUDA graph, 8.5 with a cache of 4,096.
 _PROJECT_ROWS, _PROJECT_WARPS = 2, 4
 _ATTEND_SLOTS, _ATTEND_WARPS, _ATTEND_BLOCKS = 16, 1, 128
 _OUTPUT_ROWS, _OUTPUT_WARPS = 32, 4
@@ -557,7 +560,6 @@ def again_for_token(
     count, size, length = len(loop.heads), attention.head_dim, layers[0].keys.shape[2]
     packed = sum(head << (8 * index) for index, head in enumerate(loop.heads))
     cos, sin = (table.contiguous() for table in position_embeddings)
-    rows = min(_PROJECT_ROWS, size // 2)
     slots = max(_ATTEND_SLOTS, triton.next_power_of_2(length) // _ATTEND_BLOCKS)
     blocks = triton.cdiv(length, slots)
     query = hidden_states.new_empty(sequences, count, size)
@@ -567,7 +569,7 @@ def again_for_token(
     for layer in layers:
         before = hidden_states.contiguous()
         hidden_states = torch.empty_like(before)
-        _project_token[(3 * count * (size // 2 // rows), sequences)](
+        _project_token[(3 * count * (size // 2 // _PROJECT_ROWS), sequences)](
             before,
             norm.weight,
             attention.q_proj.weight,
@@ -586,7 +588,7 @@ def again_for_token(
             norm.variance_epsilon,
             HEADS=count,
             SIZE=size,
-            ROWS=rows,
+            ROWS=_PROJECT_ROWS,
             WIDTH=triton.next_power_of_2(d),
             num_warps=_PROJECT_WARPS,
         )
