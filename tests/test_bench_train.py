@@ -120,7 +120,7 @@ def test_a_run_that_memory_runs_out_on_ended_with_247(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{environment()['PYTHONPATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(SgtError) as told:
         bench_launch.launch_one("the run", ["killed"], 1, tmp_path / "log")
     cause = "killed by signal 9 (SIGKILL; perhaps by the kernel, for lack of memory)"
