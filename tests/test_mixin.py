@@ -87,7 +87,7 @@ def test_a_model_class_that_breaks_what_transformers_asks_of_any(
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(HERE), "-q"]
     command += ["-p", "no:cacheprovider", f"--junitxml={report}", str(HERE / "mixin_sgt.py")]
-    known = {"TRANSFORMERS_TESTS": str(their_tests), "HF_HUB_OFFLINE": "1"}
+    known = {"TRANSFORMERS_TESTS": str(their_tests), "HF_HUB_OFFLINE": "1", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(
         command,
         env={**os.environ, **known},
