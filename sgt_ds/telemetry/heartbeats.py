@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 HANG_FILE = "hang.txt"
 SUPERVISOR_FILE = "supervisor"
@@ -75,16 +76,17 @@ class Kill:
         return _name(self.rank, self.host, self.pid)
 
 
+_Sign = TypeVar("_Sign", Beat, Kill)
+
+
 def write_beat(folder: Path, beat: Beat) -> float:
     """Write the rank's file, whole; it need not survive a power cut.
 
     Returns the time at which it was written, by the file system's clock.
     """
     path = folder / f"rank-{beat.rank:05d}.json"
-    temporary = path.with_suffix(f".{beat.pid}.tmp")
     try:
-        temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
-        temporary.replace(path)
+        _write(path, beat)
     except OSError:
         if not path.exists():
             raise
@@ -98,31 +100,32 @@ def read_beats(folder: Path, rank: int | None = None) -> list[tuple[Beat, float]
     `rank`: read that one's only. What can't be read is left out: the launch may be just starting
     or just ending.
     """
-    found = []
-    for path in sorted(folder.glob("rank-*.json" if rank is None else f"rank-{rank:05d}.json")):
-        try:
-            beat = Beat(**json.loads(path.read_text(encoding="utf-8")))
-            found.append((beat, path.stat().st_mtime))
-        except (OSError, ValueError, TypeError):
-            continue
-    return found
+    return _read(folder, "rank-*.json" if rank is None else f"rank-{rank:05d}.json", Beat)
 
 
 def write_kill(folder: Path, kill: Kill) -> None:
     """Write what ended the rank, beside its last heartbeat."""
-    path = folder / f"killed-{kill.rank:05d}.json"
-    temporary = path.with_suffix(f".{kill.pid}.tmp")
-    temporary.write_text(json.dumps(asdict(kill)), encoding="utf-8")
-    temporary.replace(path)
+    _write(folder / f"killed-{kill.rank:05d}.json", kill)
 
 
 def read_kills(folder: Path) -> list[tuple[Kill, float]]:
     """What signals ended, each with the time at which that was written; as `read_beats`."""
+    return _read(folder, "killed-*.json", Kill)
+
+
+def _write(path: Path, sign: Beat | Kill) -> None:
+    """Whole or not at all."""
+    temporary = path.with_suffix(f".{sign.pid}.tmp")
+    temporary.write_text(json.dumps(asdict(sign)), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _read(folder: Path, pattern: str, kind: type[_Sign]) -> list[tuple[_Sign, float]]:
     found = []
-    for path in sorted(folder.glob("killed-*.json")):
+    for path in sorted(folder.glob(pattern)):
         try:
-            kill = Kill(**json.loads(path.read_text(encoding="utf-8")))
-            found.append((kill, path.stat().st_mtime))
+            sign = kind(**json.loads(path.read_text(encoding="utf-8")))
+            found.append((sign, path.stat().st_mtime))
         except (OSError, ValueError, TypeError):
             continue
     return found

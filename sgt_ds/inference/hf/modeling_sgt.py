@@ -1,6 +1,7 @@
 """Sparse Growing Transformer: a LLaMA decoder in which some layers re-apply some of their heads.
 
-Self-contained: needs `torch` and `transformers` >= 5.23, and travels with the weights. Loads
+Self-contained: needs `torch` and `transformers` >= 5.23 (on a GPU it uses Triton, which comes with
+`torch` there, if it can), and travels with the weights. Loads
 through `AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)`.
 
 A looping layer of depth K computes, from its input H,
