@@ -35,7 +35,9 @@ def test_a_bit_turns_in_one_ranks_weights_and_training_goes_on(
         training={"global_batch_size": 6, "compare_ranks_every": 1},
         checkpoint={"every": 3},
     )
-    fault = {"flip": {"rank": 2, "step": 7, "parameter": "blocks.3.qkv.weight"}}
+    flip = {"rank": 2, "step": 7, "parameter": "blocks.3.qkv.weight"}
+    # The save of step 6 is still under way at step 7.
+    fault = {"flip": flip, "slow_disk": 1.0}
     ranks = nursery.start(tmp_path / "log", [json.dumps(fault), file], ranks=3, entry=FAULTY)
     told = ranks.end(expect=1)
     assert "step 7: rank 2 of 3 holds different weights from the others" in told

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from sgt_ds.config import RunConfig
 from sgt_ds.data import Loader
+from sgt_ds.errors import StateMismatch
 from sgt_ds.flops import FlopsCounter
 from sgt_ds.growth import Decision, GrowthController
 from sgt_ds.model import LoopInputs, loop_inputs
@@ -114,6 +115,10 @@ class Trainer:
         try:
             self._end = end = self._updates()
             self.heartbeat.enter("end")  # a run that failed tells the part in which it did
+        except StateMismatch:  # told by all ranks at once: none of them is lost
+            with self.parts.host("checkpoint"):
+                self.checkpoints.finish()  # what the message says to resume from
+            raise
         finally:
             if self.telemetry is not None:
                 self.telemetry.finish(self._end)
