@@ -69,7 +69,10 @@ def add_run_options(parser: Parser, variants: Sequence[str]) -> None:
         "--intervals", type=whole_number(1), default=5, help="timed intervals of each run"
     )
     parser.add_argument(
-        "--warm-up", type=whole_number(1), default=1, help="warm-up intervals before them"
+        "--warm-up",
+        type=whole_number(1),
+        default=1,
+        help="warm-up intervals before them; at least two updates, as loops start in the second",
     )
     parser.add_argument(
         "--repeats",
@@ -176,7 +179,8 @@ def setting_of(options: argparse.Namespace, global_batch_size: int | None) -> Ru
         ranks=tuple(options.num_gpus),
         updates=options.updates,
         intervals=options.intervals,
-        warm_up=options.warm_up,
+        # The first update decides the loops, and the second compiles them.
+        warm_up=max(options.warm_up, 2 if options.updates == 1 else 1),
         repeats=options.repeats,
         global_batch=global_batch,
         loads=options.load,
