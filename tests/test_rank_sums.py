@@ -7,26 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from rank_sums import ring_error, table
 
 from sgt_ds.training.engine import BF16_SUM_RANKS, say_what_sums_lose
 
 FILE = Path("ds_configs/zero2_bf16.json")
 
 
-def ring_error(ranks: int) -> float:
-    """Relative error of a mean of gradients that a ring adds up in bf16, one rank after another."""
-    generator = torch.Generator().manual_seed(0)
-    common = torch.randn(5000, generator=generator)
-    gradients = (common + torch.randn(ranks, 5000, generator=generator)).bfloat16()
-    total = torch.zeros(5000, dtype=torch.bfloat16)
-    for share in gradients / ranks:
-        total += share
-    return distance(total, gradients.double().mean(0))
-
-
-def distance(found: Tensor, exact: Tensor) -> float:
-    return float((found.double() - exact).norm() / exact.norm())
+def test_page_that_differs_from_the_sums_as_computed() -> None:
+    assert table() in Path("docs/launching.md").read_text(encoding="utf-8")
 
 
 def test_gradients_of_many_ranks_are_summed_in_bf16_without_a_word(
