@@ -92,7 +92,7 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
     monkeypatch.setattr(modeling_sgt, "triton", SimpleNamespace())
     monkeypatch.setattr(modeling_sgt, "_DEVICE", "cpu")
-    monkeypatch.setattr(modeling_sgt, "_launches", lambda: True)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     with torch.inference_mode():
         yield Asked()

@@ -11,6 +11,7 @@ import json
 import sys
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import StaticCache
@@ -40,7 +41,6 @@ CASES = [
     Case(sequences=2, padding=20),  # more than a block of slots
     Case(heads=(1, 5, 17, 19)),
     Case(attention="eager", length=2100),  # larger blocks
-    Case(dtype=torch.float16),  # which the interpreter rounds right
     Case(dtype=torch.bfloat16),
     Case(dtype=torch.bfloat16, attention="eager", sequences=2, padding=20),
 ]
@@ -99,7 +99,11 @@ def compared(case: Case, device: str) -> dict[str, Any]:
 
     def kernels(attention: Any, hidden: torch.Tensor, *others: Any) -> bool:
         nonlocal calls
-        taken = hidden.shape[1] == 1 if device == "cpu" else usual(attention, hidden, *others)
+        if device == "cpu":
+            taken = hidden.shape[1] == 1
+        else:  # as in a compiled step
+            with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
+                taken = usual(attention, hidden, *others)
         calls += taken
         return taken
 
@@ -116,7 +120,6 @@ def compared(case: Case, device: str) -> dict[str, Any]:
         "calls": calls,
         "kernels": ((ours - exact).norm() / exact.norm()).item(),
         "plain": ((plain - exact).norm() / exact.norm()).item(),
-        "apart": ((ours - plain).norm() / exact.norm()).item(),
         "full": [ours_full, plain_full],
     }
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -321,15 +320,10 @@ _SIZES = (16, 32, 64, 128)
 # Rows or slots of a program, and its warps: the fastest of those tried on an H200 (d 1024, head
 # size 64), where a pass takes 7 µs in a CUDA graph, 8.5 with a cache of 4,096.
 _PROJECT_ROWS, _PROJECT_WARPS = 2, 4
-_ATTEND_SLOTS, _ATTEND_WARPS, _ATTEND_BLOCKS = 256, 8, 128
+_ATTEND_SLOTS, _ATTEND_WARPS, _ATTEND_BLOCKS = 16, 1, 128
 _OUTPUT_ROWS, _OUTPUT_WARPS = 32, 4
 
 if triton is not None:
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _rounded(x, like):  # type: ignore[no-untyped-def]
-        """As plain operations round what they compute, or a cache would change texts."""
-        return x.to(like.dtype.element_ty).to(tl.float32)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _project_token(  # type: ignore[no-untyped-def]
@@ -380,17 +374,14 @@ if triton is not None:
         scale = tl.load(norm + columns, inside, 0.0).to(tl.float32)
         slot = tl.load(filled)
         x = tl.load(hidden + sequence * d + columns, inside, 0.0).to(tl.float32)
-        normed = _rounded(x * tl.rsqrt(tl.sum(x * x) / d + eps), hidden)
-        normed = _rounded(scale * normed, hidden)[None, :]
-        first = _rounded(tl.sum(upper_weight * normed, 1), hidden)
-        second = _rounded(tl.sum(lower_weight * normed, 1), hidden)
+        normed = (x * tl.rsqrt(tl.sum(x * x) / d + eps)).to(norm.dtype.element_ty).to(tl.float32)
+        normed = (scale * normed).to(norm.dtype.element_ty).to(tl.float32)[None, :]
+        first = tl.sum(upper_weight * normed, 1)
+        second = tl.sum(lower_weight * normed, 1)
         if kind < 2:
-            cos += sequence * turn_stride
-            sin += sequence * turn_stride
-            turned = _rounded(first * tl.load(cos + upper), hidden)
-            turned -= _rounded(second * tl.load(sin + upper), hidden)
-            second = _rounded(second * tl.load(cos + lower), hidden)
-            second += _rounded(first * tl.load(sin + lower), hidden)
+            turn = sequence * turn_stride
+            turned = first * tl.load(cos + turn + upper) - second * tl.load(sin + turn + upper)
+            second = second * tl.load(cos + turn + lower) + first * tl.load(sin + turn + lower)
             first = turned
         row = sequence * HEADS + index
         if kind == 0:
@@ -411,7 +402,7 @@ if triton is not None:
         keys,
         values,
         filled,
-        mask,  # (sequences or 1, 1, 1, length): added, or not 0 where it attends
+        mask,  # (sequences or 1, 1, 1, length): added, or True where it attends
         highest,  # (sequences, HEADS, blocks) float32: gets the highest score of each block of slots
         total,  # the same shape: gets the sum of exp(score - highest)
         mixed,  # (sequences, HEADS, blocks, SIZE) float32: gets the values, summed with that weight
@@ -439,7 +430,7 @@ if triton is not None:
         if CHOOSES:
             known = known & (masked != 0)
         else:
-            scores += masked
+            scores += masked.to(tl.float32)
         # Not infinite, so that a block in which nothing attends is no undefined one.
         scores = tl.maximum(tl.where(known, scores, -1.0e30), -1.0e30)
         top = tl.max(scores, 0)
@@ -447,8 +438,6 @@ if triton is not None:
         place = row * tl.num_programs(0) + block
         tl.store(highest + place, top)
         tl.store(total + place, tl.sum(weights, 0))
-        # The library's attention too sums the weights before it rounds them for their product.
-        weights = _rounded(weights, values)
         tl.store(mixed + place * SIZE + columns, tl.sum(weights[:, None] * value, 0))
 
     @triton.jit  # type: ignore[untyped-decorator]
@@ -486,23 +475,13 @@ if triton is not None:
             values = tl.load(mixed + place[:, None] * SIZE + columns[None, :], known[:, None], 0.0)
             kept = tl.exp(top - tl.max(top, 0))
             head = tl.sum(kept[:, None] * values, 0) / tl.sum(kept * parts, 0)
-            added += tl.sum(weight * _rounded(head, hidden)[None, :], 1)
-        added = _rounded(added, hidden)
+            head = head.to(w_o.dtype.element_ty).to(tl.float32)
+            added += tl.sum(weight * head[None, :], 1)
+        added = added.to(following.dtype.element_ty).to(tl.float32)
         before = tl.load(hidden + sequence * d + rows, inside, 0.0).to(tl.float32)
         tl.store(following + sequence * d + rows, before + added, inside)
         if program == 0 and sequence == 0:
             tl.store(filled, tl.load(filled) + 1)
-
-
-@functools.cache
-def _launches() -> bool:
-    """Whether Triton starts here: it builds its launcher with a C compiler."""
-    try:
-        triton.runtime.driver.active.get_current_target()
-    except Exception as error:  # whatever stops it, plain operations do the same work
-        warnings.warn(f"extra passes go without Triton's kernels: {error}", stacklevel=2)
-        return False
-    return True
 
 
 def takes_token(
@@ -514,19 +493,25 @@ def takes_token(
     cache: Any,
     layers: Sequence[Any],
 ) -> bool:
-    """Whether `again_for_token` can compute the extra passes; `layers` of the cache are theirs."""
+    """Whether `again_for_token` computes the extra passes; `layers` of the cache are theirs.
+
+    In compiled steps only: kernels sum in another order than the library's products, as a
+    compiler's do, while without one a cache is to change as few texts as it does in LLaMA.
+    """
+    if triton is None or not torch.compiler.is_compiling():
+        return False
+    # Within dynamo some versions say that all is exported.
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+        return False
     sequences, positions = hidden_states.shape[:2]
     dtype, device, size = hidden_states.dtype, hidden_states.device, attention.head_dim
-    if triton is None or device.type != _DEVICE or positions > 1 or sequences > _MOST_SEQUENCES:
+    if device.type != _DEVICE or positions > 1 or sequences > _MOST_SEQUENCES:
         return False
     if dtype not in (torch.bfloat16, torch.float16, torch.float32) or size not in _SIZES:
         return False
     if len(loop.heads) > _MOST_HEADS or max(loop.heads) > 255 or loop.factors:
         return False
     if torch.is_grad_enabled() or attention.training:
-        return False
-    # Within dynamo some versions say that all is exported.
-    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         return False
     if attention.config._attn_implementation not in ("eager", "sdpa") or mask is None:
         return False
@@ -551,9 +536,7 @@ def takes_token(
     ):
         return False
     # Triton starts kernels on the current device, whatever the tensors' is.
-    if device.index != torch.cuda.current_device():
-        return False
-    return torch.compiler.is_compiling() or _launches()
+    return device.index == torch.cuda.current_device()
 
 
 def again_for_token(
@@ -569,8 +552,6 @@ def again_for_token(
     sequences, _, d = hidden_states.shape
     count, size, length = len(loop.heads), attention.head_dim, layers[0].keys.shape[2]
     packed = sum(head << (8 * index) for index, head in enumerate(loop.heads))
-    # A tensor of its own, which a compiled graph makes once and not for every kernel that reads it.
-    mask = mask.to(torch.uint8 if mask.dtype == torch.bool else torch.float32)
     cos, sin = (table.contiguous() for table in position_embeddings)
     slots = max(_ATTEND_SLOTS, triton.next_power_of_2(length) // _ATTEND_BLOCKS)
     blocks = triton.cdiv(length, slots)
@@ -617,7 +598,7 @@ def again_for_token(
             mask.stride(0) if mask.shape[0] > 1 else 0,
             mask.stride(3),
             attention.scaling,
-            CHOOSES=mask.dtype == torch.uint8,
+            CHOOSES=mask.dtype == torch.bool,
             HEADS=count,
             SIZE=size,
             SLOTS=slots,
