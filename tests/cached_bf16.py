@@ -72,7 +72,9 @@ def mismatches(loops: dict[str, Any], width: int, seed: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--width", type=int, default=128, help="of the residual stream; a multiple of 64")
+    parser.add_argument(
+        "--width", type=int, default=128, help="of the residual stream; a multiple of 64"
+    )
     chosen = parser.parse_args()
     for seed in range(3):
         for name, loops in CASES.items():
