@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +23,14 @@ from sgt_ds.config import (
 from sgt_ds.data import Loader, check_data, check_shards, open_token_set, validation_batches
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import writing
-from sgt_ds.flops import FlopsCounter, earliest_outcome
+from sgt_ds.flops import (
+    FlopsCounter,
+    Memory,
+    Outcome,
+    earliest_outcome,
+    layout_of_run,
+    memory_per_rank,
+)
 from sgt_ds.growth import (
     GrowthController,
     Journal,
@@ -34,6 +41,7 @@ from sgt_ds.growth import (
 )
 from sgt_ds.model import Transformer, float8_fault
 from sgt_ds.telemetry import peak_flops, write_outcome
+from sgt_ds.training.capacity import say_what_memory_lacks
 from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, build_engine, say_what_sums_lose, set_masters
 from sgt_ds.training.environment import note_start, reached_step
@@ -156,6 +164,10 @@ def build_trainer(
     """
     layout = RunLayout(config.run_dir)
     settled = resolve_growth(config.growth, config.model)
+    planned = _planned(config, settled)
+    if ranks.is_main:
+        needed = _memory(config, planned, ranks, config_file)
+        say_what_memory_lacks(needed, config.training, ranks.device)
     weights = _start_weights(config, ranks, layout)
     model = _model(config, ranks, weights)
     heartbeat.enter("start")
@@ -171,7 +183,6 @@ def build_trainer(
     say_what_sums_lose(engine, ranks.world_size, config.deepspeed)
     _say_what_data_imply(config, loader, ranks)
     growth = _growth(config, settled, layout, ranks, heartbeat)
-    planned_overhead = _planned_overhead(config, settled)
     telemetry = start_telemetry(config, ranks)
     checkpoints = RunCheckpoints(
         config,
@@ -200,7 +211,7 @@ def build_trainer(
             config, engine.module, ranks, loader.token_sets[0], layout.evaluations, heartbeat
         ),
         peak_flops=_peak_flops(ranks.device),
-        planned_overhead=planned_overhead,
+        planned_overhead=planned.overhead_at,
         parts=parts,
         compiled=compiled,
     )
@@ -295,8 +306,8 @@ def _metrics(layout: RunLayout, ranks: Ranks) -> MetricsFile | None:
     return opened[0] if ranks.is_main else None
 
 
-def _planned_overhead(config: RunConfig, settled: GrowthConfig) -> Callable[[int], float]:
-    """The cumulative FLOPs overhead that is planned at a step."""
+def _planned(config: RunConfig, settled: GrowthConfig) -> Outcome:
+    """FLOPs, and what layers run when, of the earliest growth: the most that can come."""
     return earliest_outcome(
         config.model,
         config.method,
@@ -304,7 +315,14 @@ def _planned_overhead(config: RunConfig, settled: GrowthConfig) -> Callable[[int
         sequence_length=config.data.sequence_length,
         global_batch_size=config.training.global_batch_size,
         steps=config.training.steps,
-    ).overhead_at
+    )
+
+
+def _memory(config: RunConfig, planned: Outcome, ranks: Ranks, config_file: str) -> Memory:
+    """What a rank needs at its peak, loops included."""
+    spread = layout_of_run(config, ranks.world_size, config_file)
+    passes = [segment.passes for segment, _ in planned.segments]
+    return memory_per_rank(config.model, config.data.sequence_length, spread, passes)
 
 
 def _check_float8(ranks: Ranks, config_file: str) -> None:
