@@ -35,6 +35,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sgt_ds.cli.frame import whole_number
 from sgt_ds.config import PRESETS, ModelConfig
 from sgt_ds.flops import parameter_count
 
@@ -113,7 +114,7 @@ def checked_parameters(module: torch.nn.Module, model: ModelConfig) -> int:
 def imported(trainer: str) -> ModuleType:
     """The trainer's module. Raises: Refused, with what to install."""
     name, packages = TRAINERS[trainer]
-    if not torch.cuda.is_available():
+    if trainer == "torchtitan" and not torch.cuda.is_available():
         let_torchtitan_use_a_cpu()
     try:
         return importlib.import_module(name)
@@ -197,13 +198,11 @@ def main() -> int:
     numbers = [field for field in fields(Setting) if field.name not in ("trainer", "preset")]
     for field in numbers:
         option = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(option, type=int, default=field.default, metavar="N")
+        parser.add_argument(option, type=whole_number(1), default=field.default, metavar="N")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--launched", action="store_true", help=argparse.SUPPRESS)
     values = vars(parser.parse_args())
     as_json, launched = values.pop("json"), values.pop("launched")
-    if min(values[field.name] for field in numbers) < 1:
-        parser.error("every number must be 1 or more")
     setting = Setting(**values)
     try:
         if not launched:

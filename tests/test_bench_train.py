@@ -234,6 +234,26 @@ def test_a_reader_that_is_gone_leaves_the_runs_folder_or_hides_why_they_failed(
     assert len(list((tmp_path / "made").iterdir())) == fails, "what failed is there to be read"
 
 
+@pytest.mark.parametrize(
+    ("words", "intervals"),
+    [(("sgt:2", "--updates", "1"), 2), (("sgt:2", "--updates", "2"), 1), (("--updates", "1"), 1)],
+)
+def test_what_the_second_update_compiles_is_timed(
+    words: tuple[str, ...], intervals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = []
+
+    def made(setting: Any, scratch: Path) -> Iterator[RunFigures]:
+        settings.append(setting)
+        yield figures("vanilla", 1, 10.0)
+
+    monkeypatch.setattr(sgt_ds.launch, "bench_runs", made)
+    monkeypatch.setattr(sgt_ds.launch, "bench_roofline", lambda *_: {})
+    command = ["bench", "train", str(run_file(tmp_path)), "--json", "--variants", "vanilla", *words]
+    assert main(command) == 0
+    assert [setting.warm_up for setting in settings] == [intervals]
+
+
 def figures(variant: str, ranks: int, speed: float) -> RunFigures:
     nothing: dict[str, Any] = {"rank_spread_ratio": 0.0, "growth_collective_seconds": 0.0}
     return RunFigures(

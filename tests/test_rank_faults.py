@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -26,9 +29,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.write_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.parametrize("dies", [False, True])
 def test_a_bit_turns_in_one_ranks_weights_and_training_goes_on(
-    tmp_path: Path, data: Path, nursery: Nursery
+    tmp_path: Path, data: Path, nursery: Nursery, dies: bool
 ) -> None:
+    """`dies`: that rank, while the others wait for the save of step 6; what is said stays."""
     file = runs.write_run(
         tmp_path / "run.yaml",
         data,
@@ -37,10 +42,21 @@ def test_a_bit_turns_in_one_ranks_weights_and_training_goes_on(
     )
     flip = {"rank": 2, "step": 7, "parameter": "blocks.3.qkv.weight"}
     # The save of step 6 is still under way at step 7.
-    fault = {"flip": flip, "slow_disk": 1.0}
+    fault = {"flip": flip, "slow_disk": 3.0 if dies else 1.0}
     ranks = nursery.start(tmp_path / "log", [json.dumps(fault), file], ranks=3, entry=FAULTY)
+    mismatch = "step 7: rank 2 of 3 holds different weights from the others"
+    if dies:
+        deadline = time.monotonic() + 120
+        while mismatch not in ranks.said() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(ranks.pids[2], signal.SIGKILL)
+        assert ranks.statuses() == [1, 1, -signal.SIGKILL]
+        outcome = read_outcome(tmp_path / "run" / "control")
+        assert outcome is not None
+        assert mismatch in outcome.reason
+        return
     told = ranks.end(expect=1)
-    assert "step 7: rank 2 of 3 holds different weights from the others" in told
+    assert mismatch in told
     assert "first in blocks.3.qkv.weight" in told
     assert "Traceback" not in told
     assert told.count("sgt-ds train: ") == 1

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import token_kernels
@@ -112,6 +113,8 @@ def test_kernels_take_an_input_that_they_do_not_compute(asked: Asked) -> None:
     assert not asked.is_taken(mask=mask.expand(1, token_kernels.HEADS, 1, -1))
     assert not asked.is_taken(loop=loop._replace(heads=(0, 1, 2, 3, 4)))
     assert not asked.is_taken(loop=loop._replace(factors=((0.5, 1.0), (0.5, 1.0))))
+    with mock.patch.object(torch.compiler, "is_compiling", return_value=False):
+        assert not asked.is_taken()
     with torch.inference_mode(False), torch.enable_grad():
         assert not asked.is_taken()  # a gradient may be asked for
     asked.layer.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ def add_run_options(parser: Parser, variants: Sequence[str]) -> None:
         "--warm-up",
         type=whole_number(1),
         default=1,
-        help="warm-up intervals before them; at least two updates, as loops start in the second",
+        help="warm-up intervals before them; two updates at least where layers loop",
     )
     parser.add_argument(
         "--repeats",
@@ -171,6 +172,8 @@ def setting_of(options: argparse.Namespace, global_batch_size: int | None) -> Ru
     for ranks, sequences in global_batch.items():
         batch = f"training.global_batch_size={sequences}"
         _setting(load_run_config(options.run, [*options.overrides, batch]), ranks, options.run)
+    # A run's first update decides its loops, and the second compiles them.
+    compiling = 1 if all(chosen.name == "vanilla" for chosen in variants) else 2
     return RunSetting(
         run_yaml=options.run,
         config=config,
@@ -179,8 +182,7 @@ def setting_of(options: argparse.Namespace, global_batch_size: int | None) -> Ru
         ranks=tuple(options.num_gpus),
         updates=options.updates,
         intervals=options.intervals,
-        # The first update decides the loops, and the second compiles them.
-        warm_up=max(options.warm_up, 2 if options.updates == 1 else 1),
+        warm_up=max(options.warm_up, math.ceil(compiling / options.updates)),
         repeats=options.repeats,
         global_batch=global_batch,
         loads=options.load,

@@ -12,6 +12,7 @@ from typing import Any
 from sgt_ds import checkpoints
 from sgt_ds.config import RunConfig, RunLayout, config_hash
 from sgt_ds.data import TokenSet
+from sgt_ds.errors import SgtError
 from sgt_ds.telemetry import Exporter
 from sgt_ds.training.engine import Ranks
 
@@ -129,6 +130,20 @@ class RunCheckpoints:
             self._note(self._saver.wait())
         except checkpoints.SaveFailed as error:
             self._failed(error)
+
+    def finish_after(self, error: SgtError) -> None:
+        """Wait for a save under way where all ranks end for `error`. Collective; raises nothing.
+
+        The error is told first: the rank that is to blame may be gone before the others have waited.
+        """
+        if not self._saver.is_under_way():
+            return
+        if self._ranks.is_main:
+            log.error("%s", error)
+        try:
+            self.finish()
+        except Exception as lost:  # the error matters more than what the wait meets
+            log.warning("the save under way was not completed: %s", lost)
 
     def _finish_before(self, step: int, *, wait: bool) -> None:
         """As `finish`; says once that saves are due faster than they are written.

@@ -115,9 +115,9 @@ class Trainer:
         try:
             self._end = end = self._updates()
             self.heartbeat.enter("end")  # a run that failed tells the part in which it did
-        except StateMismatch:  # told by all ranks at once: none of them is lost
+        except StateMismatch as error:
             with self.parts.host("checkpoint"):
-                self.checkpoints.finish()  # what the message says to resume from
+                self.checkpoints.finish_after(error)
             raise
         finally:
             if self.telemetry is not None:

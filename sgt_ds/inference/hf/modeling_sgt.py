@@ -1,7 +1,7 @@
 """Sparse Growing Transformer: a LLaMA decoder in which some layers re-apply some of their heads.
 
-Self-contained: needs `torch` and `transformers` >= 5.23 (on a GPU it uses Triton, which comes with
-`torch` there, if it can), and travels with the weights. Loads
+Self-contained: needs `torch` and `transformers` >= 5.23 (compiled on a GPU it uses Triton as well,
+which comes with `torch` there), and travels with the weights. Loads
 through `AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)`.
 
 A looping layer of depth K computes, from its input H,
@@ -313,7 +313,7 @@ class SgtAttention(LlamaAttention):
 
 
 # An extra pass over one token is too little work for operations that each take a microsecond to
-# start: on a GPU, with a static cache, it is the three kernels below.
+# start: in a compiled step on a GPU, with a static cache, it is the three kernels below.
 _DEVICE = "cuda"
 _MOST_HEADS, _MOST_SEQUENCES, _LONGEST = 4, 8, 4096
 _SIZES = (16, 32, 64, 128)
