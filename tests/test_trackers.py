@@ -18,6 +18,7 @@ from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.snapshot import Snapshot
 from sgt_ds.telemetry.trackers import MAX_WAITING, plotted
 
+WAIT = "sgt_ds.telemetry.trackers.WAIT_AT_END_SECONDS"
 SNAPSHOT = full_snapshot(4, 2, model_wide=True, host_wide=True)
 
 
@@ -34,7 +35,10 @@ class Broken:
         """Nothing is open."""
 
 
-def test_tensorboard_lacks_a_value_that_was_published(tmp_path: Path) -> None:
+def test_tensorboard_lacks_a_value_that_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WAIT, 120.0)
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     ).EventAccumulator
@@ -57,6 +61,7 @@ def test_wandb_offline_keeps_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.setattr(WAIT, 120.0)  # its service starts slowly on a busy machine
     settings = WandbConfig(project="p", mode="offline")
     for _ in range(2):
         tracker = wandb(settings, tmp_path, run="r", config={"seed": 0})
@@ -85,7 +90,7 @@ def test_a_writer_that_fails_stops_the_run(caplog: pytest.LogCaptureFixture) -> 
 def test_a_writer_that_hangs_holds_training_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sgt_ds.telemetry.trackers.WAIT_AT_END_SECONDS", 0.2)
+    monkeypatch.setattr(WAIT, 0.2)
     let_go = threading.Event()
     tracker = Tracker("wandb", lambda: Broken(let_go.wait))
     snapshots: list[Snapshot] = [SNAPSHOT] * (MAX_WAITING + 5)
