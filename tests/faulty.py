@@ -10,6 +10,7 @@ bytes then (200 kB where it is left out);
 {"slow_disk": seconds}: every file of a checkpoint is written that late;
 {"slow_updates": {"seconds"}}: every update takes that much longer;
 {"slow_journal": {"seconds"}}: the disk takes that long for the first decision;
+{"dies": {"rank", "step"}}: that rank is killed where it waits for a save after that step;
 {"stop": {"rank", "place"}}: that rank is stopped (SIGSTOP) in the first "save", "data" or "end";
 {"lingers": rank}: that rank never joins.
 """
@@ -175,6 +176,18 @@ def slow_journal(trainer: Any, seconds: float) -> None:
     journal.decision = slowly
 
 
+def dies(trainer: Any, rank: int, step: int) -> None:
+    """One rank goes while the others wait with it."""
+    finish = trainer.checkpoints.finish
+
+    def finish_or_die() -> None:
+        if trainer.ranks.rank == rank and trainer.clock.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish()
+
+    trainer.checkpoints.finish = finish_or_die
+
+
 def stop(trainer: Any, rank: int, place: str) -> None:
     """As where a process is suspended, or its host freezes."""
     if trainer.ranks.rank != rank:
@@ -210,6 +223,7 @@ def _after(trainer: Any, step: int, act: Callable[[], None]) -> None:
 FAULTS: dict[str, Callable[..., None]] = {
     "inf": inf,
     "flip": flip,
+    "dies": dies,
     "full_disk": full_disk,
     "no_memory": no_memory,
     "slow_journal": slow_journal,
