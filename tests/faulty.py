@@ -180,10 +180,10 @@ def dies(trainer: Any, rank: int, step: int) -> None:
     """One rank goes while the others wait with it."""
     finish = trainer.checkpoints.finish
 
-    def finish_or_die() -> None:
+    def finish_or_die(**given: Any) -> None:
         if trainer.ranks.rank == rank and trainer.clock.step == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        finish()
+        finish(**given)
 
     trainer.checkpoints.finish = finish_or_die
 

@@ -28,11 +28,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.write_data(tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("besides", ["nothing", "dies", "full_disk"])
 def test_a_bit_turns_in_one_ranks_weights_and_training_goes_on(
-    tmp_path: Path, data: Path, nursery: Nursery, dies: bool
+    tmp_path: Path, data: Path, nursery: Nursery, besides: str
 ) -> None:
-    """`dies`: that rank, while the others wait for the save of step 6; what is said stays."""
+    """`dies`: that rank, while the others wait for the save of step 6; what is said stays.
+
+    `full_disk`: that save fails, and there is no next one.
+    """
     file = runs.write_run(
         tmp_path / "run.yaml",
         data,
@@ -42,11 +45,13 @@ def test_a_bit_turns_in_one_ranks_weights_and_training_goes_on(
     flip = {"rank": 2, "step": 7, "parameter": "blocks.3.qkv.weight"}
     # The save of step 6 is still under way at step 7.
     fault: dict[str, Any] = {"flip": flip, "slow_disk": 1.0}
-    if dies:
+    if besides == "dies":
         fault["dies"] = {"rank": 2, "step": 7}
+    if besides == "full_disk":
+        fault["full_disk"] = {"rank": 1, "steps": [4, 99]}
     ranks = nursery.start(tmp_path / "log", [json.dumps(fault), file], ranks=3, entry=FAULTY)
     mismatch = "step 7: rank 2 of 3 holds different weights from the others"
-    if dies:
+    if besides == "dies":
         assert ranks.statuses() == [1, 1, -signal.SIGKILL]
         outcome = read_outcome(tmp_path / "run" / "control")
         assert outcome is not None
@@ -58,7 +63,11 @@ def test_a_bit_turns_in_one_ranks_weights_and_training_goes_on(
     assert "first in blocks.3.qkv.weight" in told
     assert "Traceback" not in told
     assert told.count("sgt-ds train: ") == 1
-    assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
+    saved = tmp_path / "run" / "checkpoints" / "step-00000006"
+    assert saved.is_dir() == (besides == "nothing")
+    failures = [line for line in told.splitlines() if "step-00000006 was not saved" in line]
+    assert len(failures) == (besides == "full_disk")
+    assert not [line for line in failures if "retrying" in line]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -127,6 +127,19 @@ def test_a_full_disk_stops_more_than_the_saving(
     assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 13))
 
 
+def test_the_last_save_fails_and_another_one_is_promised(
+    tmp_path: Path, data: Path, nursery: Nursery
+) -> None:
+    file = runs.write_run(
+        tmp_path / "run.yaml", data, training={"steps": 6}, checkpoint={"every": 3}
+    )
+    fault = json.dumps({"full_disk": {"rank": 1, "steps": [2, 99]}})
+    told = nursery.start(tmp_path / "log", [fault, file], ranks=2, entry=FAULTY).end(expect=1)
+    failures = [line for line in told.splitlines() if line.startswith("checkpoint: ")]
+    assert [line.partition(" ")[2][:13] for line in failures] == ["step-00000003", "step-00000006"]
+    assert ["retrying at the next" in line for line in failures] == [True, False]
+
+
 def test_a_full_disk_of_rank_0_ends_the_run_or_tears_its_journal(
     tmp_path: Path, data: Path, nursery: Nursery
 ) -> None:

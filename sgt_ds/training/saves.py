@@ -113,7 +113,7 @@ class RunCheckpoints:
             if wait:
                 self._note(self._saver.wait())
         except checkpoints.SaveFailed as error:
-            self._failed(error)
+            self._failed(error, last=wait)
             if wait:
                 raise
 
@@ -122,14 +122,17 @@ class RunCheckpoints:
         try:
             self._note(self._saver.advance())
         except checkpoints.SaveFailed as error:
-            self._failed(error)
+            self._failed(error, last=False)
 
-    def finish(self) -> None:
-        """Wait for a save under way; a failure is reported, not raised. Collective."""
+    def finish(self, *, last: bool = False) -> None:
+        """Wait for a save under way; a failure is reported, not raised. Collective.
+
+        `last`: the run ends without another one.
+        """
         try:
             self._note(self._saver.wait())
         except checkpoints.SaveFailed as error:
-            self._failed(error)
+            self._failed(error, last=last)
 
     def finish_after(self, error: SgtError) -> None:
         """Wait for a save under way where all ranks end for `error`. Collective; raises nothing.
@@ -141,7 +144,7 @@ class RunCheckpoints:
         if self._ranks.is_main:
             log.error("%s", error)
         try:
-            self.finish()
+            self.finish(last=True)
         except Exception as lost:  # the error matters more than what the wait meets
             log.warning("the save under way was not completed: %s", lost)
 
@@ -168,8 +171,8 @@ class RunCheckpoints:
         )
 
     def newest(self) -> str:
-        """The newest good checkpoint's path, for a message. Collective."""
-        self.finish()
+        """The newest good checkpoint's path, for the message of a run that ends. Collective."""
+        self.finish(last=True)
         found = self._ranks.from_main(lambda: checkpoints.newest_good(self._directory))
         return "none" if found is None else str(found.path)
 
@@ -190,8 +193,9 @@ class RunCheckpoints:
         if self._telemetry is not None:
             self._telemetry.publish_checkpoint(saved.seconds)
 
-    def _failed(self, error: checkpoints.SaveFailed) -> None:
+    def _failed(self, error: checkpoints.SaveFailed, *, last: bool) -> None:
         if self._ranks.is_main:  # the same error on all: one line is enough
-            log.error("checkpoint: %s; retrying at the next one that is due", error)
+            again = "" if last else "; retrying at the next one that is due"
+            log.error("checkpoint: %s%s", error, again)
         if self._telemetry is not None:
             self._telemetry.publish_checkpoint_failure()
