@@ -10,6 +10,7 @@ bytes then (200 kB where it is left out);
 {"slow_disk": seconds}: every file of a checkpoint is written that late;
 {"slow_updates": {"seconds"}}: every update takes that much longer;
 {"slow_journal": {"seconds"}}: the disk takes that long for the first decision;
+{"memory_limit": file}: what the host's memory is limited to stands in that file;
 {"dies": {"rank", "step"}}: that rank is killed where it waits for a save after that step;
 {"stop": {"rank", "place"}}: that rank is stopped (SIGSTOP) in the first "save", "data" or "end";
 {"lingers": rank}: that rank never joins.
@@ -34,7 +35,7 @@ from sgt_ds import train, training
 from sgt_ds.checkpoints import retention, saving
 from sgt_ds.checkpoints.snapshot import Snapshots
 from sgt_ds.errors import UserError
-from sgt_ds.training import build
+from sgt_ds.training import build, capacity
 
 
 def main(arguments: list[str]) -> int:
@@ -54,6 +55,8 @@ def main(arguments: list[str]) -> int:
             raise UserError(directory, None, "no such folder of checkpoints")
 
         retention.rotate = refuse  # type: ignore[assignment]
+    if "memory_limit" in faults:
+        capacity._LIMIT = Path(faults["memory_limit"])
     if str(faults.get("lingers")) == os.environ.get("RANK", "0"):
         training.join_ranks = lambda timeout: signal.pause()  # type: ignore[attr-defined]
     restore = build.restore

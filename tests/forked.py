@@ -116,9 +116,10 @@ class Nursery:
         port = str(free_ports())
         pids = []
         for rank in range(ranks):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+            place = {"RANK": rank, "LOCAL_RANK": rank}
+            sizes = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
             rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            environment = {name: str(value) for name, value in (place | rendezvous).items()}
+            environment = {n: str(value) for n, value in (place | sizes | rendezvous).items()}
             answer = self.ask(
                 entry=entry,
                 arguments=[str(argument) for argument in arguments],

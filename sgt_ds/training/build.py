@@ -167,7 +167,7 @@ def build_trainer(
     planned = _planned(config, settled)
     if ranks.is_main:
         needed = _memory(config, planned, ranks, config_file)
-        say_what_memory_lacks(needed, config.training, ranks.device)
+        say_what_memory_lacks(needed, config.training, ranks.device, ranks.local_size)
     weights = _start_weights(config, ranks, layout)
     model = _model(config, ranks, weights)
     heartbeat.enter("start")

@@ -18,9 +18,14 @@ log = logging.getLogger(__name__)
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def say_what_memory_lacks(planned: Memory, training: TrainingConfig, device: torch.device) -> None:
-    """Warn where a rank's peak by plan is more than its device has: it would end mid-run."""
-    size, what = _device_bytes(device)
+def say_what_memory_lacks(
+    planned: Memory, training: TrainingConfig, device: torch.device, local_size: int
+) -> None:
+    """Warn where a rank's peak by plan is more than its device has: it would end mid-run.
+
+    `local_size`: ranks that share this host.
+    """
+    size, what = _device_bytes(device, local_size)
     if planned.total <= size:
         return
     mend = "lower training.micro_batch_size"
@@ -35,13 +40,11 @@ def say_what_memory_lacks(planned: Memory, training: TrainingConfig, device: tor
     )
 
 
-def _device_bytes(device: torch.device) -> tuple[int, str]:
+def _device_bytes(device: torch.device, local_size: int) -> tuple[int, str]:
     """A GPU's memory, or this rank's share of its host's; and whose that is."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory, "its GPU"
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):
         size = min(size, int(_LIMIT.read_text(encoding="ascii")))
-    # DeepSpeed's launcher, or mpirun, says how many ranks share the host.
-    shared = os.environ.get("LOCAL_SIZE") or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or "1"
-    return size // int(shared), "its share of this host"
+    return size // local_size, "its share of this host"

@@ -42,6 +42,8 @@ _SINGLE_PROCESS = {
     "MASTER_PORT": "0",
 }
 
+# How many ranks share a host, as torchrun, DeepSpeed's launcher or mpirun tells each of them.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 Answer = TypeVar("Answer")
 
@@ -61,6 +63,11 @@ class Ranks:
     def is_main(self) -> bool:
         """Global rank 0 writes journal, metrics and log, and exports the model-wide series."""
         return self.rank == 0
+
+    @property
+    def local_size(self) -> int:
+        """Ranks on this host; 1 where the launcher does not tell."""
+        return int(next((os.environ[name] for name in _LOCAL_SIZES if name in os.environ), "1"))
 
     def any(self, *flags: bool) -> list[bool]:
         """For each flag, whether it is set on any rank: the same answer on all. Collective."""
