@@ -10,23 +10,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sgt_ds.model import llama_shape
+
 if TYPE_CHECKING:
     from peers import Setting
 
 
 def build(setting: Setting) -> torch.nn.Module:
-    model = setting.model
     config = LlamaConfig(
-        vocab_size=model.padded_vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers,
-        num_attention_heads=model.num_heads,
-        num_key_value_heads=model.num_heads,
+        **llama_shape(setting.model),
         max_position_embeddings=setting.seq_len,
-        rms_norm_eps=model.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
-        tie_word_embeddings=False,
         use_cache=False,
         bos_token_id=None,
         eos_token_id=None,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sgt_ds.config import PRESETS, ModelConfig
-from sgt_ds.model import Transformer, from_llama_names, to_llama_names
+from sgt_ds.model import Transformer, from_llama_names, llama_shape, to_llama_names
 from sgt_ds.model.loss import chunked_next_token_loss, loss_chunk
 from sgt_ds.model.norm import rms_norm
 
@@ -29,18 +29,7 @@ SHAPES = {
 
 def llama_of(model: Transformer) -> torch.nn.Module:
     config = model.config
-    stock = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=config.padded_vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            rms_norm_eps=config.rms_norm_eps,
-            tie_word_embeddings=False,
-        )
-    )
+    stock = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama_shape(config)))
     stock.load_state_dict(to_llama_names(model.state_dict(), config), strict=True)
     return stock
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sgt_ds.config import ModelConfig, parse_variant
 from sgt_ds.errors import UserError
+from sgt_ds.model import llama_shape
 from sgt_ds.progress import Progress
 
 # Token ids and their positions, int64 (batch, length) and (1, length), to the next ids (batch, 1).
@@ -179,13 +180,7 @@ def build_models(setting: InferenceSetting) -> dict[str, Any]:
     weights: dict[str, Tensor] = {}
     for name, loops in setting.loops().items():
         config = SgtConfig(
-            vocab_size=shape.padded_vocab_size,
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.num_layers,
-            num_attention_heads=shape.num_heads,
-            num_key_value_heads=shape.num_heads,
-            rms_norm_eps=shape.rms_norm_eps,
+            **llama_shape(shape),
             max_position_embeddings=setting.prompt + setting.generated + 1,
             attn_implementation="sdpa",
             loops=loops,

@@ -42,7 +42,7 @@ from sgt_ds.inference.weights import (
 )
 from sgt_ds.inference.whole import whole_or_absent
 from sgt_ds.inference.zero import MasterWeights, bit_sum
-from sgt_ds.model import VOCABULARY_TENSORS, to_llama_names
+from sgt_ds.model import VOCABULARY_TENSORS, llama_shape, to_llama_names
 from sgt_ds.progress import Progress
 
 _MODEL_FILE = Path(__file__).parent / "hf" / "modeling_sgt.py"
@@ -244,22 +244,9 @@ def _config(
     """The export's `LlamaConfig`, or `SgtConfig` where a layer loops."""
     from transformers import LlamaConfig
 
-    shape = source.model
-    values: dict[str, Any] = {
+    values = llama_shape(source.model) | {
         "vocab_size": vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_heads,
-        "head_dim": shape.head_size,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
-        "initializer_range": shape.init_std,
         "max_position_embeddings": source.sequence_length or _default_length(),
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
         "bos_token_id": None if ids is None else ids.bos,
         "eos_token_id": None if ids is None else ids.eos,
         "pad_token_id": None if ids is None else ids.pad,

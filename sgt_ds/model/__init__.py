@@ -7,7 +7,12 @@ state and entry.
 from sgt_ds.model.entropy import entropy_of_weights, entropy_sums, last_row_entropy
 from sgt_ds.model.linear import float8_fault
 from sgt_ds.model.loops import LoopInputs, loop_inputs
-from sgt_ds.model.naming import VOCABULARY_TENSORS, from_llama_names, to_llama_names
+from sgt_ds.model.naming import (
+    VOCABULARY_TENSORS,
+    from_llama_names,
+    llama_shape,
+    to_llama_names,
+)
 from sgt_ds.model.transformer import Output, Transformer
 
 __all__ = [
@@ -20,6 +25,7 @@ __all__ = [
     "float8_fault",
     "from_llama_names",
     "last_row_entropy",
+    "llama_shape",
     "loop_inputs",
     "to_llama_names",
 ]

@@ -1,8 +1,9 @@
-"""Weights under LLaMA's names and back: a pure mapping of tensors. Knows no file and no module."""
+"""The model in LLaMA's names: shape, and weights there and back. Knows no file and no module."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,25 @@ _BLOCK = {
     "mlp_norm.weight": "post_attention_layernorm.weight",
     "down.weight": "mlp.down_proj.weight",
 }
+
+
+def llama_shape(config: ModelConfig) -> dict[str, Any]:
+    """The model's shape as `LlamaConfig` takes it, by its names; the vocabulary is padded."""
+    return {
+        "vocab_size": config.padded_vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_heads,
+        "head_dim": config.head_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "initializer_range": config.init_std,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
 
 
 def to_llama_names(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
