@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import peers
@@ -27,7 +28,7 @@ def timed(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.launcher
-def test_two_ranks_of_transformers_train_another_shape_or_tell_another_speed() -> None:
+def test_two_ranks_of_transformers_train_another_shape_or_are_not_timed() -> None:
     shape = ("--preset", "tiny", "--seq-len", "64", "--micro-batch-size", "2", "--gpus", "2")
     length = ("--micro-batches", "2", "--updates", "1", "--intervals", "3", "--warmup", "1")
     done = timed("transformers", *shape, *length, "--json")
@@ -35,9 +36,23 @@ def test_two_ranks_of_transformers_train_another_shape_or_tell_another_speed() -
     told: dict[str, Any] = json.loads(done.stdout)
     tiny = PRESETS["tiny"]
     assert told["parameters"] >= 2 * tiny.padded_vocab_size * tiny.hidden_size
-    seconds, speed = told["seconds_per_update"], told["tokens_per_second_per_gpu"]
+    seconds = told["seconds_per_update"]
     assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"]
-    assert speed["median"] == pytest.approx(2 * 64 * 2 / seconds["median"])
+
+
+def test_a_warm_up_counts_or_an_interval_is_taken_for_an_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = iter([10.0, 14.0, 20.0, 21.0])  # of the warm-up, and of three intervals
+    monkeypatch.setattr(peers, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
+    batch = {"micro_batch_size": 2, "micro_batches": 3, "seq_len": 64}  # 384 tokens on each GPU
+    setting = peers.Setting("transformers", "tiny", **batch, gpus=2, warmup=3)
+    clock = peers.Clock(setting)
+    for _ in range(setting.steps):
+        clock.update_done()
+    found = peers.figures(setting, clock.seconds)
+    assert found["seconds_per_update"] == {"median": 2.0, "min": 0.5, "max": 3.0}
+    assert found["tokens_per_second_per_gpu"] == {"median": 192.0, "min": 128.0, "max": 768.0}
 
 
 def test_another_shape_than_the_presets_is_timed() -> None:
