@@ -160,6 +160,8 @@ def build_engine(
     )
     if engine.zero_optimization_stage() == 0:
         _judge_without_zero(engine)
+    else:
+        _judge_by_the_norm(engine.optimizer)
     if ranks.device.type == "cuda":
         _reduce_without_the_host(engine.optimizer)
     return engine
@@ -221,6 +223,16 @@ def _judge_without_zero(engine: deepspeed.DeepSpeedEngine) -> None:
             apply()
 
     engine.clip_fp32_gradients, optimizer.step = clip, step
+
+
+def _judge_by_the_norm(optimizer: Any) -> None:
+    """Let the norm alone tell whether the gradients are finite: it is so where each of them is.
+
+    ZeRO's step would read all gradients several times for that, and then judge the norm as well.
+    DeepSpeed 0.19, `stage_1_and_2.py`, `step`.
+    """
+    if getattr(optimizer, "compute_grad_norm", False):  # ZeRO-1 of bf16 may have another optimizer
+        optimizer.check_overflow = lambda partition_gradients=True: None
 
 
 def _reduce_without_the_host(optimizer: Any) -> None:
