@@ -100,10 +100,10 @@ def _moments(
         logits = (size if layout.compiled else 12) * vocabulary * tokens
         gradients_at_loss, copies = reduced, 1
     else:
-        # One chunk of logits with their gradients, and the output matrix's gradient in float32,
-        # old and new. All of it in the forward pass, before ZeRO has its buffers.
+        # One chunk of logits with their gradients, and the output matrix's gradient in float32 and
+        # what a chunk adds. All of it in the forward pass, before ZeRO has its buffers.
         logits = (2 * size if layout.compiled else 20) * vocabulary * chunk
-        logits += 8 * vocabulary * width
+        logits += (4 + size) * vocabulary * width
         gradients_at_loss, copies = accumulated, 2
     # What the loss leaves behind: gradients of the last hidden state and of the output matrix.
     left = size * width * (tokens + copies * vocabulary)
@@ -188,11 +188,8 @@ def _attention(model: ModelConfig, size: int, compiled: bool, heads: int) -> int
 
 def _mixing(model: ModelConfig, size: int, heads: int) -> int:
     """Bytes that attention over so many heads keeps of one token, between its projections."""
-    # Projected queries, keys and values, rotated queries and keys, the output; the flash kernel
-    # of the 2-byte types gives the output by head, so that joining the heads makes a copy.
-    rows = 7 if size == 2 else 6
-    log_sums = 4 * heads
-    return rows * size * heads * model.head_size + log_sums
+    # Projected queries, keys and values, rotated queries and keys, the output.
+    return 6 * size * heads * model.head_size + 4 * heads  # and the sums of its softmax
 
 
 def _norm(width: int, size: int, compiled: bool) -> int:
