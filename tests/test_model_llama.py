@@ -7,7 +7,7 @@ import torch
 
 from sgt_ds.config import PRESETS, ModelConfig
 from sgt_ds.model import Transformer, from_llama_names, llama_shape, to_llama_names
-from sgt_ds.model.loss import chunked_next_token_loss, loss_chunk
+from sgt_ds.model.loss import as_it_is, chunked_next_token_loss
 from sgt_ds.model.norm import rms_norm
 
 transformers = pytest.importorskip("transformers")
@@ -113,9 +113,9 @@ def test_a_loss_in_chunks_differs_from_the_whole() -> None:
             loss = torch.nn.functional.cross_entropy(logits, targets.flatten())
         else:
             normed = rms_norm(leaves[0], leaves[1], 1e-6)
-            loss = chunked_next_token_loss(normed, leaves[2], targets, chunks, loss_chunk)
+            loss = chunked_next_token_loss(normed, leaves[2], targets, chunks, as_it_is)
             with torch.no_grad():
-                evaluated = chunked_next_token_loss(normed, leaves[2], targets, chunks, loss_chunk)
+                evaluated = chunked_next_token_loss(normed, leaves[2], targets, chunks, as_it_is)
             assert abs(evaluated - loss) <= 1e-12
         (3.0 * loss).backward()
         return [loss, *(leaf.grad for leaf in leaves)]

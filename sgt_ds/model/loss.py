@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,18 @@ from sgt_ds.model.norm import rms_norm
 # tokens, enough to fill a GPU with one product.
 CHUNK_ELEMENTS = 1 << 28
 
-Chunk: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Prepare(Protocol):
+    """What makes a function ready to run: compiles it, or gives it as it is."""
+
+    def __call__(self, function: Function, /) -> Function: ...
+
+
+def as_it_is(function: Function) -> Function:
+    """The `Prepare` that compiles nothing."""
+    return function
 
 
 def logits_of(x: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
@@ -36,17 +47,20 @@ def next_token_loss(x: Tensor, norm: Tensor, head: Tensor, targets: Tensor, eps:
 
 
 def chunks_for(tokens: int, vocabulary: int) -> int:
-    """Into how many chunks a micro-batch of `tokens` is cut."""
-    return -(-tokens * vocabulary // CHUNK_ELEMENTS)
+    """Into how many chunks a micro-batch of `tokens` is cut: of one size, where few more do it.
+
+    One size is one compiled graph, and what fills a GPU evenly if the batch does.
+    """
+    least = -(-tokens * vocabulary // CHUNK_ELEMENTS)
+    return next((count for count in range(least, 2 * least) if tokens % count == 0), least)
 
 
 def chunked_next_token_loss(
-    normed: Tensor, head: Tensor, targets: Tensor, chunks: int, chunk: Chunk
+    normed: Tensor, head: Tensor, targets: Tensor, chunks: int, prepare: Prepare
 ) -> Tensor:
     """`next_token_loss` with the logits of one of `chunks` chunks in memory at a time.
 
-    `normed`: floating (sequences, positions, d), after the final norm. `chunk`: `loss_chunk`, or a
-    compiled one; what differs between chunks is tensors alone.
+    `normed`: floating (sequences, positions, d), after the final norm.
     """
     hidden, matrix, wanted = normed.flatten(0, 1), head.to(normed.dtype), targets.flatten()
     if not torch.is_grad_enabled():
@@ -58,14 +72,17 @@ def chunked_next_token_loss(
         ]
         return torch.stack(sums).sum() / len(hidden)
     apply = cast(Callable[..., Tensor], _ChunkedLoss.apply)
-    return apply(hidden, matrix, wanted, chunks, chunk)
+    return apply(hidden, matrix, wanted, chunks, prepare)
 
 
-def loss_chunk(hidden: Tensor, matrix: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed cross-entropy of some tokens and its gradients.
+def loss_chunk(
+    hidden: Tensor, matrix: Tensor, wanted: Tensor, share: float, matrix_gradient: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropy of some tokens, and the gradients of the sum times `share`.
 
-    `hidden`: floating (tokens, d); `matrix`: (vocabulary, d); `wanted`: int64 (tokens,).
-    Returns the sum in at least float32, and gradients like `hidden` and like `matrix`.
+    `hidden`: floating (tokens, d); `matrix`: (vocabulary, d); `wanted`: int64 (tokens,);
+    `matrix_gradient`: as `matrix`, in at least float32; the tokens' part is added to it.
+    Returns the sum in at least float32, and a gradient like `hidden`.
     """
     logits = F.linear(hidden, matrix)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -73,8 +90,13 @@ def loss_chunk(hidden: Tensor, matrix: Tensor, wanted: Tensor) -> tuple[Tensor, 
     loss = (log_norm - logits.gather(1, wanted[:, None])).sum()
     columns = torch.arange(matrix.shape[0], device=hidden.device)
     off = (logits - log_norm).exp() - (columns == wanted[:, None]).to(logits.dtype)
-    gradient = off.to(hidden.dtype)
-    return loss, gradient @ matrix, gradient.T @ hidden
+    gradient = (share * off).to(hidden.dtype)
+    matrix_gradient += gradient.T @ hidden
+    return loss, gradient @ matrix
+
+
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    return (gradient.to(factor.dtype) * factor).to(gradient.dtype)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -86,30 +108,28 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, hidden: Tensor, matrix: Tensor, wanted: Tensor, chunks: int, chunk: Chunk
+        context: Any, hidden: Tensor, matrix: Tensor, wanted: Tensor, chunks: int, prepare: Prepare
     ) -> Tensor:
-        precise = torch.promote_types(hidden.dtype, torch.float32)
+        chunk, precise = prepare(loss_chunk), torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=precise, device=hidden.device)
         # Added up over chunks in float32: bfloat16 would lose what a late chunk brings.
         matrix_gradient = torch.zeros_like(matrix, dtype=precise)
         hidden_gradients = []
         for part, own in _split(hidden, wanted, chunks):
-            loss, of_hidden, of_matrix = chunk(part, matrix, own)
+            loss, of_hidden = chunk(part, matrix, own, 1 / len(hidden), matrix_gradient)
             total += loss
             hidden_gradients.append(of_hidden)
-            matrix_gradient += of_matrix
-        context.save_for_backward(
-            torch.cat(hidden_gradients) / len(hidden),
-            (matrix_gradient / len(hidden)).to(matrix.dtype),
-        )
+        context.save_for_backward(torch.cat(hidden_gradients), matrix_gradient.to(matrix.dtype))
+        context.prepare = prepare
         return total / len(hidden)
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_gradient, matrix_gradient = context.saved_tensors
-        factor = factor.to(hidden_gradient.dtype)
-        return hidden_gradient * factor, matrix_gradient * factor, None, None, None
+        # Compiled: torch's own product with a factor on a GPU takes twice as long.
+        scaled = context.prepare(_scaled)
+        gradients = (scaled(gradient, factor) for gradient in context.saved_tensors)
+        return *gradients, None, None, None
 
 
 def _split(hidden: Tensor, wanted: Tensor, chunks: int) -> Iterator[tuple[Tensor, Tensor]]:

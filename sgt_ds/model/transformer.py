@@ -5,9 +5,9 @@ Knows no schedule: what loops is an input of the pass. Holds no state but its we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +19,16 @@ from sgt_ds.model.block import BlockWeights, block
 from sgt_ds.model.documents import documents_of
 from sgt_ds.model.loops import LoopInputs
 from sgt_ds.model.loss import (
+    Function,
+    Prepare,
+    as_it_is,
     chunked_next_token_loss,
     chunks_for,
     logits_of,
-    loss_chunk,
     next_token_loss,
 )
 from sgt_ds.model.norm import rms_norm
 from sgt_ds.model.rope import RotaryTables
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Graphs that one function may have. A run needs a handful of kinds (depths, head counts, with and
 # without factors, measured or not, with and without gradients); dynamo's own 8 would fall back to
@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         eps, loops = self.config.rms_norm_eps, loops or {}
         # Document lengths as plain numbers (not CUDA) would be a graph of their own each time.
         compiles = self.compile_blocks and (documents is None or documents.lengths is None)
-        run_block = _compiled(block) if compiles else block
+        run_block = (_compiled if compiles else as_it_is)(block)
         entropies: list[Tensor] = []
         for layer, module in enumerate(self.blocks):
             weights = cast(Block, module).weights()
@@ -162,15 +162,13 @@ class Transformer(nn.Module):
         return Output(self._loss_of(x, targets), None, entropy)
 
     def _loss_of(self, x: Tensor, targets: Tensor) -> Tensor:
-        compiled = self.compile_blocks
+        prepare: Prepare = _compiled if self.compile_blocks else as_it_is
         norm, head, eps = self.norm.weight, self.lm_head.weight, self.config.rms_norm_eps
         chunks = chunks_for(targets.numel(), self.config.padded_vocab_size)
         if chunks > 1:
-            normed = (_compiled(rms_norm) if compiled else rms_norm)(x, norm, eps)
-            chunk = _compiled(loss_chunk) if compiled else loss_chunk
-            return chunked_next_token_loss(normed, head, targets, chunks, chunk)
-        whole = _compiled(next_token_loss) if compiled else next_token_loss
-        return whole(x, norm, head, targets, eps)
+            normed = prepare(rms_norm)(x, norm, eps)
+            return chunked_next_token_loss(normed, head, targets, chunks, prepare)
+        return prepare(next_token_loss)(x, norm, head, targets, eps)
 
     def _initialise(self, seed: int) -> None:
         """Matrices from one seeded CPU generator, in the order of definition; norms 1."""
