@@ -89,7 +89,7 @@ def growth(options: argparse.Namespace) -> None:
     check_data(own.data, own.model, own.evaluation)
     check_evaluation(own.evaluation, str(options.run))
     measured: dict[str, list[GrowthPause]] = {}
-    size, first_window, told = 0, options.window, ""
+    size, first_window, said = 0, options.window, ""
     with ending_on_sigterm():
         try:
             with scratch_for(options.scratch) as scratch:
@@ -101,12 +101,12 @@ def growth(options: argparse.Namespace) -> None:
                     if name == "cold":
                         first_window += _updates_to_compile(history, measured[name])
                     if name == "ahead":
-                        told = _told_of_compiling(history)
+                        said = _said_of_compiling(history)
                     kept = (scratch / "compiled").glob("*.zip")
                     size = sum(file.stat().st_size for file in kept)
         finally:
             if measured:
-                _print(options, measured, size, events, first_window, told)
+                _print(options, measured, size, events, first_window, said)
 
 
 def _words(options: argparse.Namespace, micro_batch_size: int) -> list[str]:
@@ -136,7 +136,7 @@ def _updates_to_compile(cold: RunHistory, pauses: Sequence[GrowthPause]) -> int:
     return math.ceil(AHEAD_FACTOR * lost / usual)
 
 
-def _told_of_compiling(history: RunHistory) -> str:
+def _said_of_compiling(history: RunHistory) -> str:
     """What rank 0 said of the process beside it; nothing where that was still at it."""
     from sgt_ds.config import RunLayout
 
@@ -182,7 +182,7 @@ def _print(
     size: int,
     events: int,
     first_window: int,
-    told: str,
+    said: str,
 ) -> None:
     runs: dict[str, dict[str, Any]] = {
         name: {
@@ -200,7 +200,7 @@ def _print(
                 "complete": len(runs) == len(RUNS),
                 "events_possible": events,
                 "compiled_bytes": size,
-                "ahead": {"first_window": first_window, "said": told},
+                "ahead": {"first_window": first_window, "said": said},
                 "runs": runs,
             }
         )
@@ -216,6 +216,6 @@ def _print(
             "beyond what such updates otherwise take"
         )
     if "ahead" in runs:
-        said = told or "its process was still compiling at the end"
+        said = said or "its process was still compiling at the end"
         print(f"ahead: {first_window} updates before the first decision; {said}")
     print(f"kept: {size / 1e6:.1f} MB of compiled code")
