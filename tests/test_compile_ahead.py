@@ -128,7 +128,7 @@ def test_a_killed_rank_leaves_the_process_that_compiles_for_it(tmp_path: Path) -
             # Once it compiles: what it has not imported yet it can't ask of the kernel.
             wait_until(lambda: list(tmp_path.iterdir()), 200)
             rank.send_signal(signal.SIGKILL)
-            wait_until(lambda: not Path(f"/proc/{beside}").exists(), 20)
+            wait_until(lambda: not Path(f"/proc/{beside}").exists(), 5)
         finally:
             runs.end(rank)
 
