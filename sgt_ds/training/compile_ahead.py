@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _CONTEXT_BYTES = _LIBRARY_BYTES = 1 << 30
 # Fragments: of the block's memory, and of the rank's own.
 _BLOCK_SLACK, _RANK_SLACK = 2.0, 1.1
-# Only a process that a device holds takes as long to die.
+# How long a killed process may take to end; a device may hold it longer.
 _END_SECONDS = 5.0
 
 
@@ -66,6 +66,8 @@ class CompileAhead:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_SECONDS)
+            if process.stdout is not None:
+                process.stdout.close()
 
     def _fits(self, work: Work) -> bool:
         device = torch.device(work.device)
@@ -97,15 +99,15 @@ class CompileAhead:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            os.set_blocking(process.stdout.fileno(), False)
-            with process.stdin:
-                process.stdin.write(work.as_json().encode() + b"\n")
         except OSError as error:
             log.info("kinds of block are not compiled ahead: %s", error)
             return
         self._process, self._started = process, time.monotonic()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        with suppress(OSError), process.stdin:  # where it has ended, the next look tells
+            process.stdin.write(work.as_json().encode() + b"\n")
 
     def _look(self, process: subprocess.Popen[bytes]) -> None:
         """Read what the process says; where it has ended, say so once."""
