@@ -50,7 +50,7 @@ def wait_until(true: Callable[[], object], seconds: float) -> None:
 
 def graphs(files: set[Path]) -> set[str]:
     """Keys of the compiled graphs among a cache's files, by their names in it."""
-    return {name.parts[2] for name in files if name.parts[0] == "fxgraph"}
+    return {name.parts[2] for name in files if name.match("fxgraph/*/*/*")}
 
 
 def processes_beside(pid: int) -> list[int]:
