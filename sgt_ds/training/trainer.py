@@ -80,6 +80,7 @@ class Trainer:
         ahead: CompileAhead | None,
     ) -> None:
         """`validation`, `evaluation`: None without a validation set, or without anything named.
+        `compiled`, `ahead`: None where nothing is kept, or compiled ahead.
         `peak_flops`: of one device, None where unknown. `planned_overhead`: the cumulative FLOPs
         overhead that is planned at a step.
         """
