@@ -49,10 +49,19 @@ def test_a_second_run_gets_another_cache_or_other_words(
         name: str, words: list[str], ranks: int, output: Path, environ: dict[str, str]
     ) -> None:
         given.append((words, environ))
-        write_grown_run(output.with_suffix(""))
-        (output.with_suffix("") / "checkpoints").mkdir()
+        folder = output.with_suffix("")
+        write_grown_run(folder)
+        (folder / "checkpoints").mkdir()
+        row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+        rows = [{**row, "step": n, "step_seconds": SLOW.get(n, USUAL)} for n in range(1, 121)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if folder.name == "ahead":
+            log = folder / "logs" / "rank-00000.log"
+            log.write_text(
+                "2026 INFO step 9: x\n2026 INFO 3 kinds of block compiled ahead in 7 s\n"
+            )
 
-    # Compiling twice takes minutes; the launch is the same as the one of bench train.
+    # Compiling three times takes minutes; the launch is the same as the one of bench train.
     monkeypatch.setattr(sgt_ds.launch, "launch_one", grown)
     run = write_run(
         tmp_path / "run.yaml", write_data(tmp_path / "data"), training={"compile": True}
@@ -68,12 +77,20 @@ def test_a_second_run_gets_another_cache_or_other_words(
         assert (module, file) == ("sgt_ds.train", str(run))
         config = load_run_config(run, overrides)
         assert (config.growth.entropy_every, config.growth.freeze_at) == (1, None)
-        assert (config.growth.t_start, config.growth.interval, config.training.steps) == (8, 8, 64)
+        ahead = config.run_dir.name == "ahead"
+        assert config.training.compile_ahead == ahead
+        # Four times what the cold run lost: 19.8 s, in updates of 0.5 s.
+        first = 8 + 159 if ahead else 8
+        windows = (config.growth.t_start, config.growth.interval, config.training.steps)
+        assert windows == (first, 8, first + 56)
         assert config.run_dir.parent == scratch
         caches.append((config.training.compile_cache, environ["TORCHINDUCTOR_CACHE_DIR"]))
-    (first, one), (second, other) = caches
-    assert first == second == scratch / "compiled"
-    assert one != other
+    (cold, one), (own, another), (kept, third) = caches
+    assert cold == kept == scratch / "compiled"
+    assert own != cold
+    assert len({one, another, third}) == 3
+    said = "3 kinds of block compiled ahead in 7 s"
+    assert document["ahead"] == {"first_window": 167, "said": said}
     assert not list(scratch.glob("*/checkpoints"))
 
 

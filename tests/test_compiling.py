@@ -69,6 +69,25 @@ def test_another_machine_compiles_again_or_a_damaged_file_ends_the_run(
     assert "cannot be read" in caplog.text
 
 
+def test_what_a_process_beside_a_rank_has_compiled_is_not_kept(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    cache = CompileCache(tmp_path / "kept", ranks)
+    cache.load()
+    cache.keep()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    for number in (1, 2):
+        graph = folder / "fxgraph" / "xx" / f"key{number}"
+        graph.mkdir(parents=True)
+        (graph / "whole").write_text("a graph")
+        (graph / ".7.8.tmp").write_text("half of one")  # as torch names what it still writes
+        cache.keep(number)
+        with zipfile.ZipFile(cache.file) as kept:
+            assert f"fxgraph/xx/key{number}/whole" in kept.namelist()
+            assert not [name for name in kept.namelist() if name.endswith(".tmp")]
+
+
 def test_code_from_a_folder_of_another_user_is_run(
     tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

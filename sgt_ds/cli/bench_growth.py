@@ -1,9 +1,12 @@
-"""`sgt-ds bench growth`: what growing costs a run in time, with a cold and a warm compile cache."""
+"""`sgt-ds bench growth`: what growing costs a run in time: compiled when needed, ahead, and kept."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import shutil
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +17,13 @@ from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_run, print_jso
 from sgt_ds.errors import UserError
 
 if TYPE_CHECKING:
-    from sgt_ds.report import GrowthPause
+    from sgt_ds.report import GrowthPause, RunHistory
+
+# What compiles beside training has one thread and gives way to it: it may take this many times as
+# long as the cold run's updates did, and a real run's first window leaves it more.
+AHEAD_FACTOR = 4.0
+# `kept` starts with what `cold` has compiled.
+RUNS = ("cold", "ahead", "kept")
 
 
 def register(group: Subparsers[Parser]) -> None:
@@ -22,8 +31,8 @@ def register(group: Subparsers[Parser]) -> None:
     parser = add_command(
         group,
         "growth",
-        "Time what each growth event costs a run: with a cold compile cache, and restarted on a "
-        "new machine with the cache that the first run kept.",
+        "Time what each growth event costs a run: with a cold compile cache, compiled ahead beside "
+        "training, and restarted on a new machine with the cache that the first run kept.",
         "sgt-ds bench growth run.yaml --num-gpus 2 --window 8",
         growth,
     )
@@ -61,6 +70,7 @@ def growth(options: argparse.Namespace) -> None:
     from sgt_ds.data import check_data
     from sgt_ds.evaluation import check_evaluation
     from sgt_ds.launch import ending_on_sigterm, gpu_arguments, scratch_for
+    from sgt_ds.report import growth_pauses
 
     config = load_run_config(options.run, options.overrides)
     if not config.training.compile:
@@ -71,52 +81,85 @@ def growth(options: argparse.Namespace) -> None:
     layers = config.growth.layers
     assert isinstance(layers, int), "sgt takes the number of layers"
     events = layers * config.growth.k_max
-    words = _words(options, options.window * (events + 2), config.training.micro_batch_size)
+    words = _words(options, config.training.micro_batch_size)
     gpu_arguments(options.num_gpus)
     # Before the first run, and as one line: what its ranks would say.
-    own = load_run_config(options.run, words)
+    own = load_run_config(options.run, [*words, *_windows(options, events, options.window)])
     resolve_deepspeed(own, options.num_gpus, options.run)
     check_data(own.data, own.model, own.evaluation)
     check_evaluation(own.evaluation, str(options.run))
     measured: dict[str, list[GrowthPause]] = {}
-    size = 0
+    size, first_window, said = 0, options.window, ""
     with ending_on_sigterm():
         try:
             with scratch_for(options.scratch) as scratch:
-                for name in ("cold", "kept"):
-                    measured[name] = _run(options, words, scratch, name)
+                for name in RUNS:
+                    window = first_window if name == "ahead" else options.window
+                    own_words = [*words, *_windows(options, events, window)]
+                    history = _run(options, own_words, scratch, name)
+                    measured[name] = growth_pauses(history)
+                    if name == "cold":
+                        first_window += _updates_to_compile(history, measured[name])
+                    if name == "ahead":
+                        said = _said_of_compiling(history)
                     kept = (scratch / "compiled").glob("*.zip")
                     size = sum(file.stat().st_size for file in kept)
         finally:
             if measured:
-                _print(options, measured, size, events)
+                _print(options, measured, size, events, first_window, said)
 
 
-def _words(options: argparse.Namespace, steps: int, micro_batch_size: int) -> list[str]:
+def _words(options: argparse.Namespace, micro_batch_size: int) -> list[str]:
     batch = micro_batch_size * options.micro_batches * options.num_gpus
     return [
         *options.overrides,
-        *(f"growth.t_start={options.window}", f"growth.interval={options.window}"),
         *("growth.entropy_every=1", "growth.freeze_at=null"),
-        *(f"training.steps={steps}", f"training.global_batch_size={batch}"),
+        f"training.global_batch_size={batch}",
         *("training.log_every=1", "training.validate_every=1000000", "checkpoint.every=1000000"),
         *("resume=never", "telemetry.enabled=false"),
     ]
 
 
-def _run(
-    options: argparse.Namespace, words: Sequence[str], scratch: Path, name: str
-) -> list[GrowthPause]:
+def _windows(options: argparse.Namespace, events: int, first: int) -> list[str]:
+    """`first`: updates before the first decision."""
+    steps = first + options.window * (events + 1)
+    return [
+        *(f"growth.t_start={first}", f"growth.interval={options.window}"),
+        f"training.steps={steps}",
+    ]
+
+
+def _updates_to_compile(cold: RunHistory, pauses: Sequence[GrowthPause]) -> int:
+    """Updates in which the cold run's kinds can be compiled beside training."""
+    usual = statistics.median(update.step_seconds for update in cold.updates)
+    lost = sum(max(0.0, pause.seconds) for pause in pauses)
+    return math.ceil(AHEAD_FACTOR * lost / usual)
+
+
+def _said_of_compiling(history: RunHistory) -> str:
+    """What rank 0 said of the process beside it; nothing where that was still at it."""
+    from sgt_ds.config import RunLayout
+
+    log = RunLayout(history.run_dir).logs / "rank-00000.log"
+    lines = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    found = re.findall(r" INFO (.*(?:compiled|compiling) ahead.*)", lines)
+    return str(found[-1]) if found else ""
+
+
+def _run(options: argparse.Namespace, words: Sequence[str], scratch: Path, name: str) -> RunHistory:
     from sgt_ds.config import RunLayout
     from sgt_ds.launch import launch_one, make_scratch, path_override
-    from sgt_ds.report import growth_pauses, read_history
+    from sgt_ds.report import read_history
 
     torch_folder = scratch / f"torch-{name}"
     make_scratch(torch_folder)
-    run_dir = scratch / name
+    run_dir, ahead = scratch / name, name == "ahead"
     own = (
         path_override("run_dir", run_dir),
-        path_override("training.compile_cache", scratch / "compiled"),
+        path_override(
+            "training.compile_cache", scratch / ("compiled-ahead" if ahead else "compiled")
+        ),
+        f"training.compile_ahead={str(ahead).lower()}",
     )
     launch_one(
         f"the {name} run",
@@ -130,11 +173,16 @@ def _run(
         },
     )
     shutil.rmtree(RunLayout(run_dir).checkpoints)  # gigabytes, of no more use
-    return growth_pauses(read_history(run_dir))
+    return read_history(run_dir)
 
 
 def _print(
-    options: argparse.Namespace, measured: dict[str, list[GrowthPause]], size: int, events: int
+    options: argparse.Namespace,
+    measured: dict[str, list[GrowthPause]],
+    size: int,
+    events: int,
+    first_window: int,
+    said: str,
 ) -> None:
     runs: dict[str, dict[str, Any]] = {
         name: {
@@ -149,9 +197,10 @@ def _print(
         print_json(
             {
                 "ranks": options.num_gpus,
-                "complete": len(runs) == 2,
+                "complete": len(runs) == len(RUNS),
                 "events_possible": events,
                 "compiled_bytes": size,
+                "ahead": {"first_window": first_window, "said": said},
                 "runs": runs,
             }
         )
@@ -166,4 +215,7 @@ def _print(
             f"{told['growth_seconds']:.2f} s in {told['events']} of {events} possible events, "
             "beyond what such updates otherwise take"
         )
+    if "ahead" in runs:
+        said = said or "its process was still compiling at the end"
+        print(f"ahead: {first_window} updates before the first decision; {said}")
     print(f"kept: {size / 1e6:.1f} MB of compiled code")

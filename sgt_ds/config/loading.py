@@ -44,6 +44,7 @@ NOT_IDENTITY = frozenset(
         "training.activation_checkpointing",
         "training.fp8",
         "training.compile",
+        "training.compile_ahead",
         "training.compile_cache",
         "training.max_skipped_steps",
         "training.compare_ranks_every",

@@ -85,6 +85,9 @@ class TrainingConfig(Section):
     mantissa; needs an NVIDIA GPU of compute capability 8.9 or higher, and bf16 in the DeepSpeed file."""
     compile: bool = True
     """Compile each block with torch.compile."""
+    compile_ahead: bool | None = None
+    """Compile the kinds of block that growth will need in a process beside each rank, while it trains;
+    null: on GPUs only, since on a CPU it takes a core from training."""
     compile_cache: Path | None = None
     """Folder that keeps compiled code for later starts on another machine or in a new container; all
     hosts read it. It holds executable code: restrict write access to users you trust to run training.
@@ -100,6 +103,14 @@ class TrainingConfig(Section):
     """How long any other phase of an update may take before the run fails and names the late rank.
     Forward, backward and optimizer may take ten times their longest time so far if that is more,
     up to collective_timeout_seconds."""
+
+    @model_validator(mode="after")
+    def _ahead_of_something(self) -> TrainingConfig:
+        if self.compile_ahead and not self.compile:
+            raise ValueError(
+                "compile_ahead: is true, and compile is false; set compile to true, or remove it"
+            )
+        return self
 
 
 class OptimizerConfig(Section):

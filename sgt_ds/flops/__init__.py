@@ -15,7 +15,7 @@ from sgt_ds.flops.recipe import (
     recipe_of_journal,
     recipe_of_run,
 )
-from sgt_ds.flops.schedule import Assumption
+from sgt_ds.flops.schedule import Assumption, passes_to_come
 from sgt_ds.flops.table import table
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "loop_flops_per_token",
     "memory_per_rank",
     "parameter_count",
+    "passes_to_come",
     "plan",
     "recipe_of_journal",
     "recipe_of_run",

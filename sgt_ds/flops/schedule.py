@@ -125,6 +125,22 @@ def from_journal(
     return Schedule("journal", steps, policy.initial_state(), changes), reached
 
 
+def passes_to_come(
+    method: str, growth: GrowthConfig, model: ModelConfig, steps: int
+) -> list[dict[int, Passes]]:
+    """What layers run in the parts of a run, in order, where growth comes at every window; then
+    where it stops after the first one: a layer that is left for another one is not deepened.
+    """
+    policy = build_policy(method, growth, model)
+    return [
+        segment.passes
+        for assumed in (earliest, lower)
+        for segment in assumed(method, growth, model, steps).segments(
+            policy, growth.interval, model.num_heads
+        )
+    ]
+
+
 def finish_step(method: str, growth: GrowthConfig, model: ModelConfig) -> int | None:
     """Step of the last change if the run were as long as it takes and never frozen; 0 if static.
 

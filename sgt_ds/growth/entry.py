@@ -26,6 +26,12 @@ class Passes:
     heads: tuple[int, ...] | None
     scale: tuple[tuple[float, ...], ...] | None
 
+    @property
+    def kind(self) -> tuple[int, Scope, int | None, bool]:
+        """What a compiled block depends on: of heads their number, of factors whether there are."""
+        heads = None if self.heads is None else len(self.heads)
+        return self.depth, self.scope, heads, self.scale is not None
+
     def head_count(self, num_heads: int) -> int:
         """How many heads one pass computes."""
         return num_heads if self.heads is None else len(self.heads)

@@ -218,6 +218,7 @@ def _run(
         f"training.log_every={setting.updates}",
         f"training.global_batch_size={global_batch}",
         *("training.validate_every=1000000", "checkpoint.every=1000000"),
+        "training.compile_ahead=false",  # nothing computes beside what is timed
         *("telemetry.enabled=true", "telemetry.host=127.0.0.1", f"telemetry.port={port}"),
     ]
     make_scratch(scratch)

@@ -25,11 +25,13 @@ from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import writing
 from sgt_ds.flops import (
     FlopsCounter,
+    Layout,
     Memory,
     Outcome,
     earliest_outcome,
     layout_of_run,
     memory_per_rank,
+    passes_to_come,
 )
 from sgt_ds.growth import (
     GrowthController,
@@ -42,6 +44,8 @@ from sgt_ds.growth import (
 from sgt_ds.model import Transformer, float8_fault
 from sgt_ds.telemetry import peak_flops, write_outcome
 from sgt_ds.training.capacity import say_what_memory_lacks
+from sgt_ds.training.compile_ahead import CompileAhead, memory_for
+from sgt_ds.training.compile_kinds import Work, kinds_of
 from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, build_engine, say_what_sums_lose, set_masters
 from sgt_ds.training.environment import note_start, reached_step
@@ -165,8 +169,9 @@ def build_trainer(
     layout = RunLayout(config.run_dir)
     settled = resolve_growth(config.growth, config.model)
     planned = _planned(config, settled)
+    spread = layout_of_run(config, ranks.world_size, config_file)
+    needed = _memory(config, planned, spread)
     if ranks.is_main:
-        needed = _memory(config, planned, ranks, config_file)
         say_what_memory_lacks(needed, config.training, ranks.device, ranks.local_size)
     weights = _start_weights(config, ranks, layout)
     model = _model(config, ranks, weights)
@@ -214,6 +219,7 @@ def build_trainer(
         planned_overhead=planned.overhead_at,
         parts=parts,
         compiled=compiled,
+        ahead=_ahead(config, settled, engine.module, spread, needed.total, ranks),
     )
 
 
@@ -250,6 +256,39 @@ def _compiled(config: RunConfig, ranks: Ranks) -> CompileCache | None:
     compiled = CompileCache(config.training.compile_cache, ranks)
     compiled.load()
     return compiled
+
+
+def _ahead(
+    config: RunConfig,
+    settled: GrowthConfig,
+    model: Transformer,
+    spread: Layout,
+    planned_bytes: int,
+    ranks: Ranks,
+) -> CompileAhead | None:
+    """What compiles the kinds of block to come beside training; None where nothing does."""
+    training, on_gpu = config.training, ranks.device.type == "cuda"
+    wanted = on_gpu if training.compile_ahead is None else training.compile_ahead
+    # Documents as a CPU computes them are not compiled.
+    if not (wanted and training.compile) or (config.data.document_mask and not on_gpu):
+        return None
+    coming = passes_to_come(config.method, settled, config.model, training.steps)
+    measured = (True,) if settled.entropy_every == 1 else (False, True)
+    kinds = tuple(kinds_of(coming, measured))
+    length = config.data.sequence_length
+    work = Work(
+        config.model,
+        device=str(ranks.device),
+        dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
+        micro_batch_size=training.micro_batch_size,
+        sequence_length=length,
+        document_mask=config.data.document_mask,
+        activation_checkpointing=training.activation_checkpointing,
+        fp8=training.fp8,
+        memory_bytes=memory_for(config.model, length, spread, (kind.passes for kind in kinds)),
+        kinds=kinds,
+    )
+    return CompileAhead(work, planned_bytes)
 
 
 def _loader(config: RunConfig, ranks: Ranks) -> Loader:
@@ -318,9 +357,8 @@ def _planned(config: RunConfig, settled: GrowthConfig) -> Outcome:
     )
 
 
-def _memory(config: RunConfig, planned: Outcome, ranks: Ranks, config_file: str) -> Memory:
+def _memory(config: RunConfig, planned: Outcome, spread: Layout) -> Memory:
     """What a rank needs at its peak, loops included."""
-    spread = layout_of_run(config, ranks.world_size, config_file)
     passes = [segment.passes for segment, _ in planned.segments]
     return memory_per_rank(config.model, config.data.sequence_length, spread, passes)
 

@@ -81,12 +81,14 @@ class CompileCache:
                 self._kept = None
         dist.barrier(group=self._ranks.host_group)
 
-    def keep(self) -> None:
+    def keep(self, beside: int = 0) -> None:
         """Add to the file what any rank has compiled since it was last written. Collective.
 
-        While no rank compiles: one that does would leave half a file.
+        While no rank compiles: one that does would leave half a file. `beside`: kinds that a
+        process beside this rank has compiled so far. What it is at is left out: torch holds a lock
+        on a library while it is made, and names other files once they are whole.
         """
-        compiled = _compiled_here()
+        compiled = _compiled_here() + beside
         (changed,) = self._ranks.any(compiled != self._kept)
         self._kept = compiled
         if not changed:

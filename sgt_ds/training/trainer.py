@@ -18,6 +18,7 @@ from sgt_ds.flops import FlopsCounter
 from sgt_ds.growth import Decision, GrowthController
 from sgt_ds.model import LoopInputs, loop_inputs
 from sgt_ds.telemetry import Exporter, StepRecord
+from sgt_ds.training.compile_ahead import CompileAhead
 from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, set_learning_rate
 from sgt_ds.training.evaluation import Evaluation
@@ -76,8 +77,10 @@ class Trainer:
         parts: StepParts,
         heartbeat: Heartbeat,
         compiled: CompileCache | None,
+        ahead: CompileAhead | None,
     ) -> None:
         """`validation`, `evaluation`: None without a validation set, or without anything named.
+        `compiled`, `ahead`: None where nothing is kept, or compiled ahead.
         `peak_flops`: of one device, None where unknown. `planned_overhead`: the cumulative FLOPs
         overhead that is planned at a step.
         """
@@ -99,6 +102,7 @@ class Trainer:
         self.parts = parts
         self.heartbeat = heartbeat
         self.compiled = compiled
+        self.ahead = ahead
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
         self._throughput = Throughput()
@@ -164,6 +168,9 @@ class Trainer:
         passes = self.growth.passes(clock.step)
         loops = loop_inputs(passes, self.ranks.device)
         measure = self.growth.measures(clock.step)
+        if self.ahead is not None:
+            grows = self.growth.phase(clock.step) != "fixed"
+            self.ahead.proceed(passes, measured=measure, grows=grows)
         rate = learning_rate(clock.step, training.steps, self.config.optimizer)
         set_learning_rate(self.engine.optimizer.param_groups, rate)
         self.heartbeat.update(
@@ -238,7 +245,7 @@ class Trainer:
             if self.metrics is not None:
                 self.metrics.sync()
             if self.compiled is not None:
-                self.compiled.keep()
+                self.compiled.keep(beside=self.ahead.compiled if self.ahead is not None else 0)
             self.checkpoints.save(
                 self.clock.step,
                 state,
@@ -290,6 +297,8 @@ class Trainer:
             self.metrics.close()
         self.loader.close()
         self.checkpoints.close()
+        if self.ahead is not None:
+            self.ahead.close()
         if self.telemetry is not None:
             training = self.config.training
             # Half of what a rank may spend at its end before it counts as hanging.

@@ -1,0 +1,204 @@
+"""Kinds of block compiled beside training: by a real run, for one that grows; and its process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+
+from sgt_ds.config import PRESETS, GrowthConfig, load_run_config
+from sgt_ds.errors import UserError
+from sgt_ds.flops import passes_to_come
+from sgt_ds.growth import Passes
+from sgt_ds.training import compile_ahead
+from sgt_ds.training.compile_ahead import CompileAhead
+from sgt_ds.training.compile_kinds import Kind, Work, kinds_of
+
+GROWTH = {"k_max": 2, "entry": "decay"}
+LATE = {**GROWTH, "t_start": 500_000, "interval": 1000}
+WORK = Work(
+    PRESETS["tiny"],
+    device="cpu",
+    dtype="float32",
+    micro_batch_size=1,
+    sequence_length=8,
+    document_mask=False,
+    activation_checkpointing=False,
+    fp8=False,
+    memory_bytes=2**30,
+    kinds=(Kind(None, True), Kind(Passes(1, "attention", (0, 2), None), True)),
+)
+
+
+def wait_until(true: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def graphs(files: set[Path]) -> set[str]:
+    """Keys of the compiled graphs among a cache's files, by their names in it."""
+    return {name.parts[2] for name in files if name.match("fxgraph/*/*/*")}
+
+
+def processes_beside(pid: int) -> list[int]:
+    """Children of a rank that compile for it."""
+    found = []
+    with suppress(OSError):  # one has just ended
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            if "compile_kinds" in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
+
+
+def test_growth_compiles_what_a_process_beside_training_has_or_the_kept_file_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = runs.write_data(tmp_path / "data")
+    shared = {"compile": True, "compile_cache": str(tmp_path / "kept")}
+    run = runs.write_run(
+        tmp_path / "late.yaml",
+        data,
+        growth=LATE,
+        training={**shared, "compile_ahead": True, "steps": 600_000, "validate_every": 600_000},
+        checkpoint={"every": 600_000},
+    )
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one"))
+    log = tmp_path / "late" / "logs" / "rank-00000.log"
+    with subprocess.Popen(
+        runs.single(run), env=runs.environment(), start_new_session=True, stdout=subprocess.DEVNULL
+    ) as rank:
+        try:
+            wait_until(lambda: processes_beside(rank.pid), 250)
+            rank.send_signal(signal.SIGSTOP)  # its updates would only take the cores
+            wait_until(lambda: not processes_beside(rank.pid), 400)
+            rank.send_signal(signal.SIGCONT)
+            wait_until(lambda: " ahead " in log.read_text(), 60)
+            rank.terminate()
+            rank.wait(60)
+        finally:
+            runs.end(rank)
+    # All heads with factors; one and two passes of two.
+    assert " 3 kinds of block compiled ahead in " in log.read_text()
+    with zipfile.ZipFile(next((tmp_path / "kept").glob("*.zip"))) as kept:
+        held = graphs({Path(name) for name in kept.namelist()})
+
+    # On another machine: all that a run compiles which grows at once is there.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
+    growing = {**GROWTH, "t_start": 3, "interval": 2}
+    run = runs.write_run(tmp_path / "run.yaml", data, growth=growing, training=shared)
+    runs.run_to_end(runs.single(run), timeout=500)
+    decided = {line["rule"] for line in runs.journal_lines(tmp_path / "run") if "rule" in line}
+    assert decided >= {"activate", "deepen"}
+    folder = next((tmp_path / "other").glob("sgt-ds-*"))
+    assert graphs({path.relative_to(folder) for path in folder.rglob("*")}) <= held
+
+
+RANK = """
+import os, sys, time
+from dataclasses import replace
+from sgt_ds.training.compile_ahead import CompileAhead
+from sgt_ds.training.compile_kinds import Work
+work = replace(Work.from_json(sys.argv[1]), rank_pid=os.getpid())
+ahead = CompileAhead(work, 0)
+for _ in range(2):
+    ahead.proceed({}, measured=False, grows=True)
+print(ahead._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_rank_leaves_the_process_that_compiles_for_it(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RANK, WORK.as_json()],
+        env={**runs.environment(), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as rank:
+        assert rank.stdout is not None
+        try:
+            beside = int(rank.stdout.readline())
+            assert os.getpgid(beside) == rank.pid
+            # Once it compiles: what it has not imported yet it can't ask of the kernel.
+            wait_until(lambda: list(tmp_path.iterdir()), 200)
+            rank.send_signal(signal.SIGKILL)
+            wait_until(lambda: not Path(f"/proc/{beside}").exists(), 5)
+        finally:
+            runs.end(rank)
+
+
+def test_what_cannot_be_compiled_ahead_fails_the_run_or_is_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    ahead = CompileAhead(replace(WORK, dtype="float99"), 0)
+    ahead.proceed({}, measured=False, grows=True)
+
+    def told() -> bool:
+        ahead.proceed({}, measured=False, grows=True)
+        return bool(caplog.records)
+
+    wait_until(told, 200)
+    (record,) = caplog.records
+    assert "failed: AttributeError" in record.getMessage()
+    assert ahead.compiled == 0
+    ahead.close()
+
+
+@pytest.mark.parametrize("free", [2**31 + 100, 2**31 + 99])
+def test_a_process_beside_a_rank_takes_memory_that_the_run_needs(
+    free: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1000)
+    started: list[Work] = []
+    monkeypatch.setattr(CompileAhead, "_start", lambda self, work: started.append(work))
+    # 1.1 times what is planned, less what it has.
+    ahead = CompileAhead(replace(WORK, device="cuda:0"), 1000)
+    assert compile_ahead._CONTEXT_BYTES == 2**30
+    for _ in range(3):
+        ahead.proceed({}, measured=True, grows=True)
+    if free == 2**31 + 100:
+        assert [len(work.kinds) for work in started] == [1], (
+            "what the first update compiled as well"
+        )
+        assert not caplog.records
+    else:
+        assert not started
+        assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "entry"), [("sgt", "decay"), ("sgt", "ramp"), ("vanilla", "none")]
+)
+def test_a_kind_that_a_run_needs_is_not_among_those_to_come(method: str, entry: str) -> None:
+    growth = GrowthConfig.model_validate(
+        {"k_max": 3, "layers": 2, "heads": 2, "t_start": 4, "interval": 2, "entry": entry}
+    )
+    coming = passes_to_come(method, growth, PRESETS["tiny"], 40)
+    graphs = {kind.graph for kind in kinds_of(coming, (True,))}
+    few = {(depth, "attention", 2, entry == "ramp") for depth in (1, 2, 3)}
+    wanted = {"vanilla": {None}, "sgt": {None, *few}}[method]
+    if entry == "decay":
+        wanted.add((1, "attention", None, True))
+    assert graphs == {(kind, True) for kind in wanted}
+
+
+def test_compiling_ahead_without_compiling_is_accepted(tmp_path: Path) -> None:
+    run = runs.write_run(tmp_path / "run.yaml", tmp_path)
+    with pytest.raises(UserError, match="training: compile_ahead: is true, and compile is false"):
+        load_run_config(run, ["training.compile_ahead=true"])
