@@ -485,11 +485,11 @@ def test_activations_that_depart_from_what_the_model_keeps(own: Passes | None) -
     # The peak is in the first block that is run backwards. Before, after the forward pass, neither
     # its working set is there nor the loss's gradients, but the log-probabilities are.
     estimate = memory.activations / (sequences * positions) - 2 * 512 * 4 + 4 * 128
-    # A CPU has no kernel for the norm: of its element-wise parts one result more is kept. And each
-    # rotation, of queries and of keys, keeps its sines by position.
+    # A CPU has no kernel for the norm: of its element-wise parts one result more is kept. And its
+    # attention gives the heads one after another, so that joining them makes a copy.
     extra_norms = sum(run.depth * norms(run) for run in passes.values())
-    rotations = 2 * (5 + sum(run.depth for run in passes.values()))
-    estimate += 4 * width * (11 + extra_norms) + rotations * 4 * (width // 4) / sequences
+    extra_heads = sum(run.depth * run.head_count(4) for run in passes.values())
+    estimate += 4 * width * (11 + extra_norms) + 4 * (width // 4) * (5 * 4 + extra_heads)
     assert held == pytest.approx(estimate, rel=0.01)
 
 

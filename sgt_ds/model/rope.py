@@ -43,9 +43,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     positions, head_size / 2) where positions differ by sequence. Computed in at least
     float32, returned in the dtype of `x`.
     """
-    pairs = x.view(*x.shape[:-1], 2, -1)
-    signs = 2 * torch.arange(2, dtype=sin.dtype, device=sin.device)[:, None] - 1
-    # A sum and no `cat` of two halves: it leaves heads beside each other in memory as `x` has them,
-    # as attention gives and takes them, and compiles into one kernel with what is around it.
-    turned = pairs * cos[..., None, :] + pairs.flip(-2) * (sin[..., None, :] * signs)
-    return turned.flatten(-2).to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.to(x.dtype)

@@ -53,12 +53,12 @@ _NAMES = tuple(
         ),
         (
             COPIES,
-            r"^Memcpy|^Memset|FillFunctor|copy_kernel|flip_kernel|CatArrayBatchedCopy"
+            r"^Memcpy|^Memset|FillFunctor|copy_kernel|CatArrayBatchedCopy"
             r"|^aten::(copy|_to_copy|to|contiguous|clone|cat|stack|fill|zero|zeros|ones|full|empty"
             r"|zeros_like|ones_like|full_like|empty_like|empty_strided|new_zeros|new_empty"
             r"|new_empty_strided|detach|alias|t|transpose|permute|view|_unsafe_view|reshape|expand"
             r"|expand_as|slice|select|split|split_with_sizes|chunk|narrow|unbind|unsqueeze|squeeze"
-            r"|flatten|flip|as_strided|select_backward|slice_backward|promote_types|result_type)_?$",
+            r"|flatten|as_strided|select_backward|slice_backward|promote_types|result_type)_?$",
         ),
         (
             EAGER,
