@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -28,8 +28,7 @@ class Section(BaseModel):
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         # YAML's `true` and `yes` would count as 1.
         field = cls.model_fields[str(info.field_name)]
-        kinds = (field.annotation, *get_args(field.annotation))
-        if isinstance(value, bool) and bool not in kinds:
+        if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError(f"is {str(value).lower()}, which is not a valid value for this key")
         return value
 

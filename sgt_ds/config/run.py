@@ -85,9 +85,9 @@ class TrainingConfig(Section):
     mantissa; needs an NVIDIA GPU of compute capability 8.9 or higher, and bf16 in the DeepSpeed file."""
     compile: bool = True
     """Compile each block with torch.compile."""
-    compile_ahead: bool | None = None
-    """Compile the kinds of block that growth will need in a process beside each rank, while it trains;
-    null: on GPUs only, since on a CPU it takes a core from training."""
+    compile_ahead: bool = False
+    """Compile the kinds of block that growth will need in a process beside each rank, while it trains.
+    Takes memory of each GPU, and a core of the host for each rank."""
     compile_cache: Path | None = None
     """Folder that keeps compiled code for later starts on another machine or in a new container; all
     hosts read it. It holds executable code: restrict write access to users you trust to run training.

@@ -267,10 +267,10 @@ def _ahead(
     ranks: Ranks,
 ) -> CompileAhead | None:
     """What compiles the kinds of block to come beside training; None where nothing does."""
-    training, on_gpu = config.training, ranks.device.type == "cuda"
-    wanted = on_gpu if training.compile_ahead is None else training.compile_ahead
+    training = config.training
     # Documents as a CPU computes them are not compiled.
-    if not (wanted and training.compile) or (config.data.document_mask and not on_gpu):
+    uncompiled = config.data.document_mask and ranks.device.type != "cuda"
+    if not training.compile_ahead or uncompiled:
         return None
     coming = passes_to_come(config.method, settled, config.model, training.steps)
     measured = (True,) if settled.entropy_every == 1 else (False, True)
