@@ -139,7 +139,7 @@ def test_tiles_in_a_compiled_block_attend_elsewhere_or_compile_again() -> None:
         documents = documents_of(starts)
         tiles = documents._replace(lengths=None, tiles=_tiles(starts))
         x = torch.randn(2, length, width, generator=generator)
-        angles = documents.positions[:, None, :, None] / torch.arange(1, head_size // 2 + 1)
+        angles = documents.positions[:, :, None] / torch.arange(1, head_size // 2 + 1)
         others = (angles.cos(), angles.sin(), 1e-6)
         with torch.no_grad():
             expected = attention(x, *weights, *others, documents)[0]

@@ -400,8 +400,9 @@ def test_activations_that_depart_from_what_a_gpu_allocated(row: tuple[Any, ...])
 HEADS_2_DEEP_3 = Passes(3, "attention", (0, 1), None)
 
 # Measured: GiB that one H200 had allocated at the peak of real updates under DeepSpeed 0.19.8 on
-# one rank, 4096 positions, two buckets of 50M elements: preset, micro-batch, compiled,
-# checkpointed, ZeRO stage, precision, what three layers loop.
+# one rank, 4096 positions, two buckets of 50M elements, when attention's result was still copied
+# (2% more): preset, micro-batch, compiled, checkpointed, ZeRO stage, precision, what three layers
+# loop.
 ENGINE = [
     ("275m", 4, True, False, 2, "bf16", None, 15.750),
     ("275m", 8, True, False, 2, "bf16", None, 24.804),
@@ -485,11 +486,9 @@ def test_activations_that_depart_from_what_the_model_keeps(own: Passes | None) -
     # The peak is in the first block that is run backwards. Before, after the forward pass, neither
     # its working set is there nor the loss's gradients, but the log-probabilities are.
     estimate = memory.activations / (sequences * positions) - 2 * 512 * 4 + 4 * 128
-    # A CPU has no kernel for the norm: of its element-wise parts one result more is kept. And its
-    # attention gives the heads one after another, so that joining them makes a copy.
+    # A CPU has no kernel for the norm: of its element-wise parts one result more is kept.
     extra_norms = sum(run.depth * norms(run) for run in passes.values())
-    extra_heads = sum(run.depth * run.head_count(4) for run in passes.values())
-    estimate += 4 * width * (11 + extra_norms) + 4 * (width // 4) * (5 * 4 + extra_heads)
+    estimate += 4 * width * (11 + extra_norms)
     assert held == pytest.approx(estimate, rel=0.01)
 
 

@@ -188,11 +188,8 @@ def _attention(model: ModelConfig, size: int, compiled: bool, heads: int) -> int
 
 def _mixing(model: ModelConfig, size: int, heads: int) -> int:
     """Bytes that attention over so many heads keeps of one token, between its projections."""
-    # Projected queries, keys and values, rotated queries and keys, the output; the flash kernel
-    # of the 2-byte types gives the output by head, so that joining the heads makes a copy.
-    rows = 7 if size == 2 else 6
-    log_sums = 4 * heads
-    return rows * size * heads * model.head_size + log_sums
+    # Projected queries, keys and values, rotated queries and keys, the output.
+    return 6 * size * heads * model.head_size + 4 * heads  # and the sums of its softmax
 
 
 def _norm(width: int, size: int, compiled: bool) -> int:

@@ -52,8 +52,11 @@ def mix(
     """
     sequences, positions, width = projected.shape
     split = projected.view(sequences, positions, 3, heads, width // (3 * heads))
-    query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+    query, key, value = split.unbind(2)
+    # Turned while a position's heads lie side by side, as the product gives them: so do attention's
+    # result and gradients then, and neither is copied into another order.
     query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     if documents is None:
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     else:

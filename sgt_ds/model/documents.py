@@ -58,7 +58,8 @@ def document_attention(query: Tensor, key: Tensor, value: Tensor, documents: Doc
         attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
         # One layout for all three: torch 2.13's compiler for CPUs sums wrongly, without a word,
         # where values lie otherwise than queries and keys.
-        return cast(Tensor, attend(query, key, value.contiguous(), block_mask=documents.tiles))
+        query, key, value = (part.contiguous() for part in (query, key, value))
+        return cast(Tensor, attend(query, key, value, block_mask=documents.tiles))
     assert documents.lengths is not None
     sequences, heads, positions, head_size = query.shape
     # One long row, so that each side's gradient is one concatenation, whatever the documents'

@@ -39,10 +39,11 @@ def rotary_tables(head_size: int, theta: float, positions: int) -> tuple[Tensor,
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (x[i], x[i + half]) of the last axis by its position's angle.
 
-    `x`: floating (…, positions, head_size); tables (positions, head_size / 2), or (sequences, 1,
+    `x`: floating (…, positions, heads, head_size); tables (positions, head_size / 2), or (sequences,
     positions, head_size / 2) where positions differ by sequence. Computed in at least
     float32, returned in the dtype of `x`.
     """
+    cos, sin = cos[..., None, :], sin[..., None, :]
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.to(x.dtype)

@@ -134,7 +134,7 @@ class Transformer(nn.Module):
         cos, sin = self._rope.at(input_ids.shape[1], input_ids.device)
         documents = None if document_starts is None else documents_of(document_starts)
         if documents is not None:
-            cos, sin = cos[documents.positions][:, None], sin[documents.positions][:, None]
+            cos, sin = cos[documents.positions], sin[documents.positions]
         x = F.embedding(input_ids, self.embedding.weight)
         eps, loops = self.config.rms_norm_eps, loops or {}
         # Document lengths as plain numbers (not CUDA) would be a graph of their own each time.
