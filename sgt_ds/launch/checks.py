@@ -41,7 +41,7 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     check_launcher(target)
     resolve_deepspeed(config, target.world_size, config_file)
     check_run_directory(config)
-    check_can_be_made(config.run_dir, config_file)
+    check_can_be_made(config.run_dir, "run_dir", config_file)
     if not target.node_rank:  # the first host's run may have begun
         check_only_run(config, config_file, target.hostfile)
         check_idle(config.run_dir)
@@ -71,15 +71,32 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     check_hosts(config, target)
 
 
-def check_can_be_made(run_dir: Path, config_file: str) -> None:
-    """Raises: UserError where no folder can be made at `run_dir`. Leaves nothing behind."""
-    path = run_dir.absolute()
+def check_side_folders(config: RunConfig, config_file: str, target: Target) -> None:
+    """Look whether the ranks here can make and write the folders that a run fills beside `run_dir`.
+
+    For a first start: a restart goes on without them, as does a run whose disk fails.
+    Raises: UserError.
+    """
+    own, telemetry = target.own_hosts, config.telemetry
+    # Rank 0 writes it.
+    if telemetry.enabled and telemetry.targets_dir is not None and target.hosts[0] in own:
+        check_can_be_made(telemetry.targets_dir, "telemetry.targets_dir", config_file)
+    cache = config.training.compile_cache
+    # One that may only be read serves as well.
+    if own and config.training.compile and cache is not None and not cache.is_dir():
+        check_can_be_made(cache, "training.compile_cache", config_file)
+
+
+def check_can_be_made(folder: Path, field: str, config_file: str) -> None:
+    """Leaves nothing behind. `field`: the key that names `folder`.
+
+    Raises: UserError where nothing can be written to `folder`, or no folder can be made there.
+    """
+    path, key = folder.absolute(), field.rpartition(".")[2]
     there = next(each for each in (path, *path.parents) if os.path.lexists(each))
     if not there.is_dir():
         raise UserError(
-            config_file,
-            "run_dir",
-            f"{there} is not a folder; choose a run_dir other than {run_dir}",
+            config_file, field, f"{there} is not a folder; choose a {key} other than {folder}"
         )
     try:
         # Permission bits tell too little: they let root write to /proc.
@@ -87,9 +104,8 @@ def check_can_be_made(run_dir: Path, config_file: str) -> None:
     except OSError as error:
         raise UserError(
             config_file,
-            "run_dir",
-            f"{run_dir}: nothing can be created in {there} ({error.strerror}); choose another "
-            "run_dir",
+            field,
+            f"{folder}: nothing can be created in {there} ({error.strerror}); choose another {key}",
         ) from None
 
 
