@@ -27,14 +27,14 @@ from sgt_ds.launch.command import Target, check_launcher
 from sgt_ds.launch.probe import probe
 from sgt_ds.launch.run_processes import check_idle
 from sgt_ds.progress import counted
-from sgt_ds.telemetry import Certificate
+from sgt_ds.telemetry import Certificate, check_trackers
 
 STALE_LOCK_SECONDS = 300.0
 
 
 def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     """Check batch sizes, the run directory, the DeepSpeed file, address and ports, launcher,
-    compiler, build locks.
+    compiler, build locks, packages that telemetry needs.
 
     `config_file`: name of the YAML, for messages. Raises: UserError, the first that is found.
     """
@@ -55,6 +55,9 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     telemetry = config.telemetry
     if telemetry.enabled and telemetry.certificate and telemetry.private_key:
         Certificate(telemetry.certificate, telemetry.private_key, telemetry.client_ca)
+    if telemetry.enabled and target.has_first_rank:
+        trackers = {"tensorboard": telemetry.tensorboard, "wandb": telemetry.wandb is not None}
+        check_trackers(name for name, is_on in trackers.items() if is_on)
     for key, path in (("resume", config.resume), ("fork", config.fork)):
         if not isinstance(path, Path):
             continue
@@ -77,13 +80,12 @@ def check_side_folders(config: RunConfig, config_file: str, target: Target) -> N
     For a first start: a restart goes on without them, as does a run whose disk fails.
     Raises: UserError.
     """
-    own, telemetry = target.own_hosts, config.telemetry
-    # Rank 0 writes it.
-    if telemetry.enabled and telemetry.targets_dir is not None and target.hosts[0] in own:
+    telemetry = config.telemetry
+    if telemetry.enabled and telemetry.targets_dir is not None and target.has_first_rank:
         check_can_be_made(telemetry.targets_dir, "telemetry.targets_dir", config_file)
     cache = config.training.compile_cache
     # One that may only be read serves as well.
-    if own and config.training.compile and cache is not None and not cache.is_dir():
+    if target.own_hosts and config.training.compile and cache is not None and not cache.is_dir():
         check_can_be_made(cache, "training.compile_cache", config_file)
 
 

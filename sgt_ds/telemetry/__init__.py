@@ -14,7 +14,7 @@ from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.server import TIMEOUT_HEADER
 from sgt_ds.telemetry.snapshot import DeviceMemory
 from sgt_ds.telemetry.targets import TargetGroup, beyond_loopback, own_target, targets
-from sgt_ds.telemetry.trackers import Tracker, tensorboard, wandb
+from sgt_ds.telemetry.trackers import Tracker, check_trackers, tensorboard, wandb
 
 __all__ = [
     "METRICS",
@@ -31,6 +31,7 @@ __all__ = [
     "TargetGroup",
     "Tracker",
     "beyond_loopback",
+    "check_trackers",
     "full_record",
     "heartbeats",
     "own_target",
