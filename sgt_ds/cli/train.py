@@ -18,6 +18,7 @@ from sgt_ds.cli.frame import (
     whole_number,
 )
 from sgt_ds.errors import SgtError, UserError, in_field
+from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -192,7 +193,7 @@ def _started_by_others(options: argparse.Namespace) -> Target:
         raise UserError(
             "--node-rank",
             None,
-            f"{options.node_rank} is out of range for {len(hosts)} hosts; count from 0",
+            f"{options.node_rank} is out of range for {counted(len(hosts), 'host')}; count from 0",
         )
     return Target(
         tuple(hosts),

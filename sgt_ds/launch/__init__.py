@@ -12,6 +12,7 @@ from sgt_ds.launch.checks import (
     check_build_locks,
     check_compiler,
     check_launch,
+    check_named_checkpoints,
     check_side_folders,
     fork_step,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "check_compiler",
     "check_launch",
     "check_model",
+    "check_named_checkpoints",
     "check_not_complete",
     "check_side_folders",
     "check_unattended",

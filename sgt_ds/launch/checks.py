@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sgt_ds.checkpoints import read_state
+from sgt_ds.checkpoints import STATE_NAME, read_state
 from sgt_ds.config import (
     ModelConfig,
     RunConfig,
@@ -58,14 +58,7 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     if telemetry.enabled and target.has_first_rank:
         trackers = {"tensorboard": telemetry.tensorboard, "wandb": telemetry.wandb is not None}
         check_trackers(name for name, is_on in trackers.items() if is_on)
-    for key, path in (("resume", config.resume), ("fork", config.fork)):
-        if not isinstance(path, Path):
-            continue
-        if not path.is_dir():
-            raise UserError(
-                config_file, key, f"{path} is not a checkpoint directory; check the path"
-            )
-        check_architecture(config, config_file, path)
+    check_named_checkpoints(config, config_file)
     _check_steps(config, config_file)
     # Once saved, a run needs its start no more.
     if config.init is not None and not RunLayout(config.run_dir).has_checkpoints():
@@ -135,6 +128,35 @@ def check_hosts(config: RunConfig, target: Target) -> None:
             f"line {host.line}",
             f"{host.name} {fault}{more if len(faults) > 1 else ''}",
         )
+
+
+def check_named_checkpoints(config: RunConfig, config_file: str) -> None:
+    """Raises: UserError where `resume` or `fork` names no checkpoint, or one of another shape."""
+    layout = RunLayout(config.run_dir)
+    own = layout.checkpoints.resolve() if layout.has_checkpoints() else None
+    for key, path in (("resume", config.resume), ("fork", config.fork)):
+        # A run that has saved some loads no others: where it began may be gone.
+        if isinstance(path, Path) and own in (None, path.resolve().parent):
+            _check_is_checkpoint(path, key, config_file)
+            check_architecture(config, config_file, path)
+
+
+def _check_is_checkpoint(path: Path, key: str, config_file: str) -> None:
+    if (path / STATE_NAME).exists():
+        return
+    for run_dir, what in ((path, "a run directory"), (path.parent, "the folder of checkpoints")):
+        newest = RunLayout(run_dir).newest_checkpoint()
+        if newest is not None and path in (run_dir, newest.parent):
+            raise UserError(
+                config_file, key, f"{path} is {what}; name one checkpoint in it, e.g. {newest}"
+            )
+    fault = (
+        f"holds no {STATE_NAME}, so it is not a checkpoint; give one of a run, "
+        "RUN_DIR/checkpoints/step-…"
+        if path.is_dir()
+        else "is not a checkpoint directory; check the path"
+    )
+    raise UserError(config_file, key, f"{path} {fault}")
 
 
 def fork_step(config: RunConfig) -> int:

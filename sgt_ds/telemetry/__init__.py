@@ -1,7 +1,7 @@
 """What operators see of a run: metric definitions, the exporters, scrape targets."""
 
 from sgt_ds.telemetry import heartbeats
-from sgt_ds.telemetry.certificate import Certificate
+from sgt_ds.telemetry.certificate import Certificate, check_pem
 from sgt_ds.telemetry.credentials import read_password
 from sgt_ds.telemetry.example import full_record
 from sgt_ds.telemetry.exporter import Exporter
@@ -31,6 +31,7 @@ __all__ = [
     "TargetGroup",
     "Tracker",
     "beyond_loopback",
+    "check_pem",
     "check_trackers",
     "full_record",
     "heartbeats",
