@@ -43,8 +43,14 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(stream.fileno())
         temporary.replace(path)
         fsync_directory(path.parent)
+    except OSError as error:
+        if str(error.filename) != str(temporary):
+            raise
+        # No reader knows that name.
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # as where its folder is none, which is being told
+            temporary.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -27,7 +27,13 @@ from sgt_ds.errors import SgtError, UserError
 from sgt_ds.evaluation import named_tasks
 from sgt_ds.flops import run_warnings
 from sgt_ds.growth import check_method
-from sgt_ds.launch import RUN_ID_VARIABLE, fork_step, is_hostfile, launch_name
+from sgt_ds.launch import (
+    RUN_ID_VARIABLE,
+    check_named_checkpoints,
+    fork_step,
+    is_hostfile,
+    launch_name,
+)
 
 if TYPE_CHECKING:
     from sgt_ds.training import Heartbeat
@@ -50,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not supervised:
             # The raw launcher tells no rank which hostfile it was given.
             check_only_run(config, config_file, is_given=is_hostfile)
+            check_named_checkpoints(config, config_file)
             _warn(config)
         with _heartbeat(config) as heartbeat, lost_peers_told(heartbeat):
             joining = True

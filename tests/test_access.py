@@ -20,8 +20,9 @@ from pydantic import SecretStr, ValidationError
 from sgt_ds.cli import main
 from sgt_ds.config import PRESETS, RunConfig, TelemetryConfig, dump_run_config, load_run_config
 from sgt_ds.errors import UserError
-from sgt_ds.launch import Host, Target, check_launch
+from sgt_ds.launch import Host, Target, check_launch, check_side_folders
 from sgt_ds.telemetry import Exporter, own_target
+from sgt_ds.training.telemetry import _write_targets
 
 Start = Callable[..., Exporter]
 SECRET = "correct horse battery"
@@ -184,6 +185,39 @@ def launched(folder: Path, **telemetry: Any) -> RunConfig:
     values = yaml.safe_load(runs.write_run(folder / "run.yaml", folder).read_text())
     values["telemetry"] |= telemetry
     return RunConfig.model_validate(values)
+
+
+def test_targets_are_written_nowhere_and_a_warning_is_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = Target((Host("localhost", 1, 0),), None, local=True)
+    elsewhere = Target((Host("192.0.2.1", 1, 0), Host("localhost", 1, 1)), None, local=False)
+    file = tmp_path / "file"
+    file.touch()
+    for folder, fault in (
+        (file / "x", f"{file} is not a folder; choose a targets_dir other than {file / 'x'}"),
+        (Path("/proc/x"), "/proc/x: nothing can be created in /proc"),
+        (Path("/proc"), "/proc: nothing can be created in /proc"),
+    ):
+        config = launched(tmp_path, targets_dir=folder)
+        with pytest.raises(UserError) as caught:
+            check_side_folders(config, "run.yaml", here)
+        assert str(caught.value).startswith(f"run.yaml: telemetry.targets_dir: {fault}")
+        check_side_folders(config, "run.yaml", elsewhere)
+        check_side_folders(launched(tmp_path, targets_dir=folder, enabled=False), "r", here)
+    folder = tmp_path / "not" / "yet"
+    config = launched(tmp_path, targets_dir=folder)
+    check_side_folders(config, "run.yaml", here)
+    assert not folder.parent.exists()
+    config.run_dir.mkdir()
+    _write_targets(config, [own_target("127.0.0.1", 9400, run="run", rank=0)])
+    [target] = json.loads((folder / "run.json").read_text())
+    assert target["targets"] == ["127.0.0.1:9400"]
+    # A disk that fails later.
+    _write_targets(launched(tmp_path, targets_dir=file), [])
+    [told] = caplog.messages
+    named = f"telemetry.targets_dir: {file / 'run.json'} cannot be written (Not a directory)"
+    assert told.startswith(named)
 
 
 def test_rank_0_does_not_tell_where_the_others_are(start: Start) -> None:

@@ -163,6 +163,18 @@ def test_broken_yaml_is_refused_without_a_traceback(tmp_path: Path, text: str) -
         load_run_config(path)
 
 
+def test_a_deepspeed_file_is_told_to_lack_a_preset(tmp_path: Path) -> None:
+    file = Path("ds_configs/zero2_bf16.json")
+    with pytest.raises(UserError) as caught:
+        load_run_config(file)
+    told = "is a DeepSpeed file (it has bf16, zero_optimization); give a RUN.yaml whose `deepspeed`"
+    assert str(caught.value) == f"{file}: {told} names it"
+    run = tmp_path / "run.yaml"
+    run.write_text("data: {}\nzero_optimization: {}\n")
+    with pytest.raises(UserError, match="preset: is missing"):
+        load_run_config(run)
+
+
 def test_a_comma_in_a_number_is_told_as_a_key_of_the_wrong_type(run_file: Path) -> None:
     other = yaml.safe_dump({key: value for key, value in RUN.items() if key != "training"})
     run_file.write_text(f"{other}training: {{steps: 5,035, global_batch_size: 8}}\n")
@@ -456,6 +468,19 @@ def test_a_fault_of_the_command_line_is_told_of_the_file(
     if "YAML" not in told:
         with pytest.raises(UserError, match=re.escape(str(run_file))):
             load_run_config(run_file, [override])
+
+
+def test_what_overrides_have_to_do_with_a_fault_of_the_file_is_left_out(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["training.micro_batch_size=7", deepspeed_file(tmp_path)]
+    assert main(["plan", str(run_file), *given, "--world-size", "3"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sgt-ds: {run_file}: training.global_batch_size: ")
+    assert " is not a multiple of training.micro_batch_size 7 × 3 ranks; " in line
+    assert line.endswith(" (the command line sets training.micro_batch_size)")
+    assert main(["plan", str(run_file), given[1], "--world-size", "7"]) == 2
+    assert "command line" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sgt_ds.cli import main
+from sgt_ds.config import EvaluationConfig
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation import (
     TASKS,
@@ -28,6 +29,7 @@ from sgt_ds.evaluation import (
     Questions,
     Suite,
     TrainingEncoder,
+    check_evaluation,
     compare,
     find_tasks,
     load_questions,
@@ -290,6 +292,36 @@ def test_without_a_network_nobody_says_what_to_give(
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     assert main(command) == 2
     assert remedy in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_package_that_evaluation_lacks_is_found_by_a_rank_after_the_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = pytest.importorskip("fsspec.registry", reason="needs the package fsspec")
+    for package, key, settings, remedy in (
+        ("s3fs", "tasks.0", {"tasks": [{"name": "sciq", "path": "s3://b/x"}]}, "sgt-ds[remote]"),
+        (
+            "gcsfs",
+            "perplexity.0",
+            {"perplexity": [{"name": "t", "path": "gs://b/x"}]},
+            "sgt-ds[remote]",
+        ),
+        (
+            "datasets",
+            "tasks.0",
+            {"tasks": [{"name": "sciq", "path": "datasets"}]},
+            "give path: FOLDER containing sciq/validation.jsonl",
+        ),
+    ):
+        config = EvaluationConfig.model_validate(settings)
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, package, None)
+            for protocol in ("s3", "gs"):  # which fsspec may have loaded
+                without.delitem(loaded._registry, protocol, raising=False)
+            with pytest.raises(UserError) as caught:
+                check_evaluation(config, "run.yaml")
+        assert caught.value.field == f"evaluation.{key}.path"
+        assert remedy in caught.value.message
 
 
 def item(index: int, right: bool, bits: float = 1.0) -> ItemResult:

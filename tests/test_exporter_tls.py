@@ -112,11 +112,18 @@ def test_a_certificate_that_does_not_load_is_one_clear_error(
     )
     with pytest.raises(UserError, match=r"telemetry\.certificate"):
         start(config)
-    absent = config.model_copy(
-        update={"private_key": authority / "server-key.pem", "client_ca": tmp_path / "absent"}
-    )
+    whole = config.model_copy(update={"private_key": authority / "server-key.pem"})
+    gone = tmp_path / "absent"
     with pytest.raises(UserError, match=r"telemetry\.client_ca"):
-        start(absent)
+        start(whole.model_copy(update={"client_ca": gone}))
+    for key in ("certificate", "private_key"):
+        with pytest.raises(UserError) as caught:
+            start(whole.model_copy(update={key: gone}))
+        told = str(caught.value)
+        assert (
+            told
+            == f"{gone}: telemetry.{key}: cannot be read (No such file or directory); give a PEM file"
+        )
 
 
 @pytest.fixture
@@ -154,6 +161,7 @@ def test_top_cannot_read_what_prometheus_can(
         ([*own, *name], "give the authority that signed it as --ca-file"),
         ([*ca, *name], "a client certificate"),
         ([*ca, *own[:2], *name], "--cert: cannot be loaded with no --key"),
+        ([*ca, *own[:3], "gone", *name], "gone: --key: cannot be read (No such file"),
         (["--ca-file", str(guarded.password_file)], "--ca-file: cannot be loaded"),
         (["--user", "prometheus"], "--user: requires --password-file"),
     ):

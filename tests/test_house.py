@@ -124,6 +124,13 @@ def test_growth_touches_torch_outside_the_controller() -> None:
         assert ("torch" in modules) == (file.name == "controller.py"), file.name
 
 
+def test_a_message_leaves_it_to_the_reader_whether_there_is_one_or_more() -> None:
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert "(s)" not in node.value, f"{file}:{node.lineno}: see progress.counted"
+
+
 def test_a_drawer_for_leftovers_appears() -> None:
     names = {path.stem for path in PACKAGE.rglob("*.py")}
     assert not names & {"util", "utils", "helper", "helpers", "common", "misc"}

@@ -13,7 +13,8 @@ from token_sets import write_token_set
 
 from sgt_ds.checkpoints import bytes_to_verify, read_state, verify
 from sgt_ds.cli import main
-from sgt_ds.config import PRESETS
+from sgt_ds.config import PRESETS, load_run_config
+from sgt_ds.launch import check_named_checkpoints
 from sgt_ds.model import Transformer
 
 
@@ -38,6 +39,29 @@ def test_a_checkpoint_of_another_shape_is_found_out_by_the_ranks(
         "checkpoint\n"
     )
     assert not (tmp_path / "run" / "logs").exists()
+
+
+@pytest.mark.parametrize("key", ["fork", "resume"])
+def test_a_run_named_as_a_checkpoint_is_told_without_the_key(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    file = runs.write_run(
+        tmp_path / "run.yaml", runs.write_data(tmp_path / "data"), telemetry={"enabled": False}
+    )
+    saved = tmp_path / "other" / "checkpoints" / "step-00000004"
+    saved.mkdir(parents=True)
+    for path, fault in (
+        (tmp_path / "other", f"is a run directory; name one checkpoint in it, e.g. {saved}"),
+        (saved.parent, f"is the folder of checkpoints; name one checkpoint in it, e.g. {saved}"),
+        (saved, "holds no state.json, so it is not a checkpoint; give one of a run, "),
+    ):
+        assert main(["train", str(file), f"{key}={path}"]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"sgt-ds: command line: {key}: {path} {fault}")
+    # What a run began from may be gone once it has checkpoints of its own.
+    config = load_run_config(file, [f"{key}={tmp_path / 'gone'}"])
+    shutil.copytree(checkpoint, config.run_dir / "checkpoints" / "step-00000006")
+    check_named_checkpoints(config, str(file))
 
 
 def test_a_fork_with_nothing_left_to_train_is_found_out_at_its_end(

@@ -30,7 +30,7 @@ from sgt_ds.checkpoints import (
 )
 from sgt_ds.checkpoints.contents import saved_sizes
 from sgt_ds.checkpoints.snapshot import Snapshots
-from sgt_ds.files import LineFile
+from sgt_ds.files import LineFile, write_text_atomically
 from sgt_ds.training.run_directory import set_up_logging
 
 FAULTY = "faulty:main"
@@ -188,6 +188,20 @@ def test_a_start_that_cannot_write_its_files_ends_in_a_traceback(
         assert f"sgt-ds train: {path}: cannot be written (Is a directory); free disk space" in said
         path.rmdir()
         (tmp_path / "kept").rename(path)
+
+
+def test_a_write_that_fails_is_told_of_a_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for name, reason in (
+        ("file/x", "[Errno 20] Not a directory"),
+        ("none/x", "[Errno 2] No such file or directory"),
+        ("folder", "[Errno 21] Is a directory"),
+    ):
+        with pytest.raises(OSError) as caught:
+            write_text_atomically(tmp_path / name, "text")
+        assert str(caught.value) == f"{reason}: '{tmp_path / name}'"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_a_log_on_a_full_disk_is_longer_on_the_terminal(

@@ -361,6 +361,11 @@ def test_what_is_wrong_is_said_in_one_line_before_the_launch(tmp_path: Path, dat
     assert "telemetry.host: '192.0.2.1' is not an address of" in refusal("telemetry.host=192.0.2.1")
     assert "run_dir: /proc/x: nothing can be created in /proc" in refusal("run_dir=/proc/x")
     assert f"{run} is not a folder; choose a run_dir other than" in refusal(f"run_dir={run}/x")
+    assert f"telemetry.targets_dir: {run} is not a folder" in refusal(
+        f"telemetry.targets_dir={run}"
+    )
+    cached = refusal("training.compile=true", f"training.compile_cache={run}")
+    assert f"training.compile_cache: {run} is not a folder" in cached
     assert "micro_batch_size" in refusal("--num-gpus", "3")
     assert "line 1" in refusal("--hostfile", str(hostfile))
     absent = str(tmp_path / "absent")

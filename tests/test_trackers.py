@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 
-from sgt_ds.config import WandbConfig
+from sgt_ds.config import WandbConfig, load_run_config
 from sgt_ds.errors import UserError
+from sgt_ds.launch import Host, Target, check_launch
 from sgt_ds.telemetry import Tracker, tensorboard, wandb
 from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.snapshot import Snapshot
@@ -101,6 +104,39 @@ def test_a_writer_that_hangs_holds_training_up(
         "telemetry: wandb is too slow; rows are lost (logged once)"
     ) == 1
     let_go.set()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_missing_package_is_found_by_a_rank_after_the_launch(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = runs.write_run(
+        tmp_path / "run.yaml",
+        tmp_path,
+        telemetry={"tensorboard": name == "tensorboard"}
+        | ({"wandb": {"project": "p"}} if name == "wandb" else {}),
+    )
+    config = load_run_config(file)
+    here = Target((Host("localhost", 1, 0),), None, local=True)
+    elsewhere = Target((Host("192.0.2.1", 1, 0), *here.hosts), None, local=False)
+    telemetry = config.telemetry
+    open_it = {
+        "tensorboard": lambda: tensorboard(tmp_path),
+        "wandb": lambda: wandb(telemetry.wandb, tmp_path, run="r", config={}),
+    }[name]
+    # W&B leaves a folder of its name in the working directory, which Python would import.
+    (tmp_path / name).mkdir()
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    ours = [path for path in sys.path if "-packages" not in path]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *ours])
+    told = []
+    for look in (lambda: check_launch(config, "run.yaml", here), open_it):
+        with pytest.raises(UserError) as caught:
+            look()
+        told.append(str(caught.value))
+    remedy = f"pip install 'sgt-ds[{name}]' or disable it"
+    assert told == [f"this environment: telemetry.{name}: No module named '{name}'; {remedy}"] * 2
+    assert not elsewhere.has_first_rank  # the packages of that host count
 
 
 def test_a_missing_package_is_one_clear_error(

@@ -57,6 +57,7 @@ from pathlib import Path
 import sgt_ds
 from sgt_ds.config import load_run_config, read_deepspeed_json
 from sgt_ds.errors import UserError
+from sgt_ds.launch import parse_hostfile
 print(sgt_ds.__file__)
 print(read_deepspeed_json(Path("ds_configs/zero2_bf16.json"))["zero_optimization"]["stage"])
 try:
@@ -65,6 +66,11 @@ except UserError as error:
     print(error)
 path = Path("ds_configs/573m_one_gpu.yaml")
 print(path.exists(), load_run_config(path).preset)
+for name in ("hostfiles/cluster", "hostfiles/clusters"):
+    try:
+        parse_hostfile(Path(name))
+    except UserError as error:
+        print(error)
 """
     answer = subprocess.run(
         [sys.executable, "-c", asked],
@@ -74,9 +80,13 @@ print(path.exists(), load_run_config(path).preset)
         text=True,
         check=True,
     )
-    module, stage, refused, preset = answer.stdout.splitlines()
+    module, stage, refused, preset, example, no_example = answer.stdout.splitlines()
     assert Path(module).is_relative_to(installed)
     assert stage == "2"
     assert "ds_configs/zero9.json: no such DeepSpeed file" in refused
     assert "sgt-ds ships ds_configs/zero2_bf16.json" in refused
     assert preset == "False 573m"
+    copy = share / "hostfiles" / "cluster"
+    assert "hostfiles/cluster: no such hostfile" in example
+    assert f"or copy the example {copy} and edit it" in example
+    assert "or write one" in no_example

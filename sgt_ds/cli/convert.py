@@ -68,7 +68,8 @@ def run(options: argparse.Namespace) -> None:
         f"{report['out']}: {report['model_type']}, {report['parameters']:,} parameters in "
         f"{report['dtype']}, step {report['step']} of {report['method']}, "
         f"{counted(len(report['loops']), 'looping layer')}, {report['bytes'] / 1e6:,.1f} MB in "
-        f"{len(report['files'])} file(s), checked against {report['world_size']} partition(s)"
+        f"{counted(len(report['files']), 'file')}, checked against "
+        f"{counted(report['world_size'], 'partition')}"
     )
     if report["entering"]:
         print("a loop was entering at this step; its factors are in config.json")

@@ -15,6 +15,7 @@ from sgt_ds.cli.frame import (
     real_number,
     whole_number,
 )
+from sgt_ds.progress import counted
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -157,7 +158,8 @@ def inspect_set(options: argparse.Namespace) -> None:
         print_json(found)
         return
     tokenizer = found["tokenizer"]
-    print(f"{found['path']}: {found['documents']:,} documents in {found['shards']} shards")
+    documents = counted(found["documents"], "document")
+    print(f"{found['path']}: {documents} in {counted(found['shards'], 'shard')}")
     print(
         f"{found['tokens']:,} tokens ({found['dtype']}), "
         f"{found['characters_per_token']:.2f} characters a token"

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, whole_number
+from sgt_ds.progress import counted
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -68,4 +69,4 @@ def show_targets(options: argparse.Namespace) -> None:
         raise UserError(
             options.out, None, f"cannot be written ({error.strerror}); check the directory"
         ) from None
-    print(f"{options.out}: {len(groups)} target{'s' if len(groups) > 1 else ''} of run {name}")
+    print(f"{options.out}: {counted(len(groups), 'target')} of run {name}")

@@ -17,6 +17,7 @@ from sgt_ds.cli.frame import (
 )
 from sgt_ds.cli.growth_settings import GROWTH_KEYS, add_growth_flags, count, flag_of, numbers
 from sgt_ds.errors import HERE, UserError
+from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
     from sgt_ds.config import GrowthConfig, ModelConfig, RunConfig
@@ -179,7 +180,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, str | None]:
     if options.run is not None and isinstance(asked, int) and isinstance(growth.layers, list):
         warnings.append(
             f"training by {method} takes growth.layers as a list; this is planned for any "
-            f"{len(growth.layers)} layers"
+            f"{counted(len(growth.layers), 'layer')}"
         )
     return replace(result, warnings=(*result.warnings, *warnings)), preset
 

@@ -18,6 +18,7 @@ from sgt_ds.cli.frame import (
     whole_number,
 )
 from sgt_ds.errors import SgtError, UserError, in_field
+from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -107,7 +108,7 @@ def train(options: argparse.Namespace) -> int:
     from sgt_ds.evaluation import check_evaluation
     from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method, settled_growth
-    from sgt_ds.launch import Launch, check_launch, fork_step, supervise
+    from sgt_ds.launch import Launch, check_launch, check_side_folders, fork_step, supervise
 
     name, first = str(options.run), True
 
@@ -124,6 +125,8 @@ def train(options: argparse.Namespace) -> int:
         check_data(config.data, config.model, config.evaluation)
         check_shards(config.data)
         settled_growth(config, RunLayout(config.run_dir).journal)
+        if first:
+            check_side_folders(config, name, target)
         if first and not target.node_rank:
             warn("train", [*run_warnings(config, fork_step(config)), *start_warnings(config)])
         first = False
@@ -190,7 +193,7 @@ def _started_by_others(options: argparse.Namespace) -> Target:
         raise UserError(
             "--node-rank",
             None,
-            f"{options.node_rank} is out of range for {len(hosts)} hosts; count from 0",
+            f"{options.node_rank} is out of range for {counted(len(hosts), 'host')}; count from 0",
         )
     return Target(
         tuple(hosts),

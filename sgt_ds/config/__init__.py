@@ -37,7 +37,7 @@ from sgt_ds.config.run_directory import (
     save_run_config,
     start_warnings,
 )
-from sgt_ds.config.shipped import shipped_config
+from sgt_ds.config.shipped import shipped_config, shipped_hostfile
 from sgt_ds.config.start import check_start
 from sgt_ds.config.suggestions import nearest
 from sgt_ds.config.variants import parse_variant
@@ -82,5 +82,6 @@ __all__ = [
     "resolve_deepspeed",
     "save_run_config",
     "shipped_config",
+    "shipped_hostfile",
     "start_warnings",
 ]

@@ -205,7 +205,7 @@ def accumulation_steps(config: RunConfig, world_size: int, config_file: str | Pa
         raise UserError(
             config_file,
             "training.global_batch_size",
-            f"{batch} is not a multiple of micro_batch_size {micro} × {world_size} ranks; "
+            f"{batch} is not a multiple of training.micro_batch_size {micro} × {world_size} ranks; "
             + ", or ".join(remedies),
         )
     return batch // together

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -58,6 +59,12 @@ NOT_IDENTITY = frozenset(
         "data.cache_bytes",
         "data.accept_changed",
     }
+)
+
+
+# Of a DeepSpeed file, none of which a run has.
+_DEEPSPEED_KEYS = frozenset(
+    {"zero_optimization", "bf16", "fp16", "train_batch_size", "train_micro_batch_size_per_gpu"}
 )
 
 
@@ -138,12 +145,20 @@ def _is_sound(path: Path) -> bool:
 
 
 def at_fault(error: UserError, run: Path, overrides: Sequence[str]) -> UserError:
-    """The error as it is told: a fault of a key that an override gives is none of the YAML's."""
-    keys = [override.partition("=")[0] for override in overrides]
-    field = error.field or ""
-    if error.file != str(run) or not any(f"{field}.".startswith(f"{key}.") for key in keys):
+    """The error as it is told: a fault of a key that an override gives is none of the YAML's.
+
+    Where it lies between the YAML and keys of overrides that its message names, those are told.
+    """
+    if error.file != str(run):
         return error
-    return UserError(HERE, error.field, error.message, everywhere=error.everywhere)
+    keys = [override.partition("=")[0] for override in overrides]
+    file, message = HERE, error.message
+    if not any(f"{error.field or ''}.".startswith(f"{key}.") for key in keys):
+        named = [key for key in keys if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", message)]
+        if not named:
+            return error
+        file, message = error.file, f"{message} (the command line sets {', '.join(named)})"
+    return UserError(file, error.field, message, everywhere=error.everywhere)
 
 
 def config_differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -277,6 +292,9 @@ def _flow(value: Any) -> str:
 
 
 def _check_preset(path: Path, values: Mapping[str, Any]) -> None:
+    if (mine := _DEEPSPEED_KEYS & values.keys()) and not RunConfig.model_fields.keys() & values:
+        message = f"is a DeepSpeed file (it has {', '.join(sorted(mine))})"
+        raise UserError(path, None, f"{message}; give a RUN.yaml whose `deepspeed` names it")
     name = values.get("preset")
     if name is None:
         if "model" not in values:

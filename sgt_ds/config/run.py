@@ -183,7 +183,8 @@ class TelemetryConfig(Section):
     password_file: Path | None = None
     """File whose first line is the password; read again when it changes."""
     targets_dir: Path | None = None
-    """Prometheus file_sd folder; each start writes the addresses of the ranks to RUN.json in it."""
+    """Prometheus file_sd folder, made if missing; each start writes the addresses of the ranks to
+    RUN.json in it."""
     tensorboard: bool = False
     """Write TensorBoard events to run_dir/tensorboard (pip install 'sgt-ds[tensorboard]')."""
     wandb: WandbConfig | None = None

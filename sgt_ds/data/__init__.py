@@ -11,7 +11,7 @@ from sgt_ds.data.permutation import Permutation
 from sgt_ds.data.prefetch import MicroBatch
 from sgt_ds.data.preparation import Preparation, Report
 from sgt_ds.data.prepare import prepare
-from sgt_ds.data.remote import is_remote, is_remote_set
+from sgt_ds.data.remote import check_remote, is_remote, is_remote_set
 from sgt_ds.data.rows import read_rows, read_texts
 from sgt_ds.data.token_set import TokenSet, open_token_set
 from sgt_ds.data.tokenizer_training import TrainedTokenizer, train_tokenizer
@@ -36,6 +36,7 @@ __all__ = [
     "check_data",
     "check_data_here",
     "check_first",
+    "check_remote",
     "check_set",
     "check_shards",
     "inspect",

@@ -68,7 +68,7 @@ class Report:
     def text(self) -> str:
         """The report for a person."""
         lines = [
-            f"{self.out}: {self.documents:,} documents, {self.tokens:,} tokens, "
+            f"{self.out}: {counted(self.documents, 'document')}, {self.tokens:,} tokens, "
             f"{self.characters_per_token:.2f} characters a token",
             f"{counted(self.files, 'file')} ({self.reused_files} done before) in "
             f"{duration(self.seconds)}: "
@@ -77,7 +77,8 @@ class Report:
         ]
         if self.holdout_documents:
             lines.append(
-                f"held out: {self.holdout_documents:,} documents, {self.holdout_tokens:,} tokens"
+                f"held out: {counted(self.holdout_documents, 'document')}, "
+                f"{self.holdout_tokens:,} tokens"
             )
         for reason, count in self.skipped.items():
             lines.append(f"skipped: {count:,} × {reason}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any, TypeVar, cast
 
 from sgt_ds.errors import UserError
@@ -44,6 +45,14 @@ def is_remote_set(location: str) -> bool:
     return is_remote(location) and not any(
         ending in name for ending in (".json", ".txt", ".gz", ".zst")
     )
+
+
+def check_remote(location: str) -> None:
+    """Raises: UserError where no package is here that reads such a URL. Asks no store."""
+    with _readable(location) as protocol:
+        import fsspec
+
+        fsspec.get_filesystem_class(protocol)
 
 
 def remote_matches(pattern: str) -> list[tuple[str, State]]:
@@ -208,14 +217,21 @@ def _state(info: dict[str, Any]) -> State:
 
 
 def _filesystem(location: str) -> tuple[Any, str]:
-    protocol = location.partition("://")[0].rpartition("::")[2].lower()
-    if protocol in ("gs", "gcs") and "GCSFS_DEBUG" not in os.environ:
-        # It logs each failure that it also raises, with a traceback, and how it sees a bucket.
-        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    try:
+    with _readable(location) as protocol:
         import fsspec
 
+        if protocol in ("gs", "gcs") and "GCSFS_DEBUG" not in os.environ:
+            # It logs each failure that it also raises, with a traceback, and how it sees a bucket.
+            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         return cast("tuple[Any, str]", fsspec.core.url_to_fs(location))
+
+
+@contextmanager
+def _readable(location: str) -> Iterator[str]:
+    """For what finds the package that reads `location`. Yields the protocol. Raises: UserError."""
+    protocol = location.partition("://")[0].rpartition("::")[2].lower()
+    try:
+        yield protocol
     except ImportError:
         package = _PACKAGES.get(protocol, f"that fsspec needs for {protocol}")
         raise UserError(location, None, f"needs the package {package}; {EXTRA}") from None

@@ -19,6 +19,7 @@ from sgt_ds.errors import UserError
 from sgt_ds.evaluation.items import Metric
 from sgt_ds.evaluation.results import ItemResult
 from sgt_ds.evaluation.tasks import TASKS
+from sgt_ds.progress import counted
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -181,7 +182,9 @@ def _check_same_items(
 ) -> None:
     if len(ours) != len(theirs):
         raise UserError(
-            second, key[0], f"has {len(theirs)} items and {first} {len(ours)}; score the same ones"
+            second,
+            key[0],
+            f"has {counted(len(theirs), 'item')} and {first} {len(ours)}; score the same ones",
         )
     for a, b in zip(ours, theirs, strict=True):
         if (a.index, a.sha256) != (b.index, b.sha256):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sgt_ds.config import EvaluationConfig, TaskSource
-from sgt_ds.data import check_set, is_remote, open_token_set, read_texts
+from sgt_ds.data import check_remote, check_set, is_remote, open_token_set, read_texts
 from sgt_ds.errors import UserError, in_field
-from sgt_ds.evaluation.sources import is_local, load_questions
+from sgt_ds.evaluation.sources import check_package, is_local, load_questions
 from sgt_ds.evaluation.tasks import Task, find_tasks
 
 
@@ -39,16 +39,20 @@ def named_tasks(settings: EvaluationConfig, config_file: str) -> list[tuple[str,
 def check_evaluation(settings: EvaluationConfig, config_file: str) -> None:
     """Look at what lies on this machine: whether it is there, and the form of its first row.
 
+    Of what does not, only whether the package that reads it is installed.
     Raises: UserError as `named_tasks`, and where a file or a shard is missing or of another form.
     """
     for key, source, task in named_tasks(settings, config_file):
-        if is_local(source.path):
-            with in_field(f"{key}.path"):
+        with in_field(f"{key}.path"):
+            if not is_local(source.path):
+                check_package(task, source.path, source.split)
+            else:
                 load_questions(task, settings.rule, source.path, split=source.split, limit=1)
     for index, text in enumerate(settings.perplexity):
-        if not is_remote(text.path):
-            with in_field(f"evaluation.perplexity.{index}.path"):
-                if Path(text.path).is_dir():
-                    check_set(open_token_set(Path(text.path)))
-                else:
-                    next(read_texts(text.path), None)
+        with in_field(f"evaluation.perplexity.{index}.path"):
+            if is_remote(text.path):
+                check_remote(text.path)
+            elif Path(text.path).is_dir():
+                check_set(open_token_set(Path(text.path)))
+            else:
+                next(read_texts(text.path), None)

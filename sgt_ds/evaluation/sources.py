@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sgt_ds.data import is_remote, read_rows
+from sgt_ds.data import check_remote, is_remote, read_rows
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation.items import Item, Rule
 from sgt_ds.evaluation.tasks import Row, Task
+from sgt_ds.lazy import is_installed
 
 HUB = "datasets"
 """In place of a path: the public data set, through the package of that name."""
@@ -22,6 +23,17 @@ HUB = "datasets"
 def is_local(location: str) -> bool:
     """Whether a task's rows are in files of this machine."""
     return not is_remote(location) and not _is_on_hub(location)
+
+
+def check_package(task: Task, location: str, split: str) -> None:
+    """Look for what reads rows that are not in files of this machine; `location` says where they are.
+
+    Raises: UserError where it is not installed. Asks no server.
+    """
+    if not _is_on_hub(location):
+        check_remote(location)
+    elif not is_installed(HUB):
+        raise _without_package(location, _in_files(task, split, "path:"))
 
 
 @dataclass(frozen=True)
@@ -121,13 +133,11 @@ def _pattern(task: Task, location: str, split: str) -> str:
 
 
 def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str, Row]]:
-    remedy = f"give --data FOLDER containing {task.folder}/{split}.jsonl (docs/evaluation.md)"
+    remedy = _in_files(task, split, "--data")
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            location, None, f"needs a package; pip install 'sgt-ds[eval]', or {remedy}"
-        ) from None
+        raise _without_package(location, remedy) from None
     _, _, given = location.partition(":")
     name, _, config = given.partition(":") if given else (task.dataset, "", task.config)
     try:
@@ -140,6 +150,15 @@ def _hub_rows(task: Task, location: str, split: str) -> Iterator[tuple[str, str,
         ) from None
     for number, row in enumerate(rows):
         yield name, f"row {number}", row
+
+
+def _in_files(task: Task, split: str, key: str) -> str:
+    """What to do without the public set. `key`: the flag or key that says where rows are."""
+    return f"give {key} FOLDER containing {task.folder}/{split}.jsonl (docs/evaluation.md)"
+
+
+def _without_package(location: str, remedy: str) -> UserError:
+    return UserError(location, None, f"needs a package; pip install 'sgt-ds[eval]', or {remedy}")
 
 
 @contextmanager

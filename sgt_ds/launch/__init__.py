@@ -8,7 +8,14 @@ from sgt_ds.launch.bench_launch import (
     path_override,
     scratch_for,
 )
-from sgt_ds.launch.checks import check_build_locks, check_compiler, check_launch, fork_step
+from sgt_ds.launch.checks import (
+    check_build_locks,
+    check_compiler,
+    check_launch,
+    check_named_checkpoints,
+    check_side_folders,
+    fork_step,
+)
 from sgt_ds.launch.command import (
     DEFAULT_MASTER_PORT,
     Launcher,
@@ -74,7 +81,9 @@ __all__ = [
     "check_compiler",
     "check_launch",
     "check_model",
+    "check_named_checkpoints",
     "check_not_complete",
+    "check_side_folders",
     "check_unattended",
     "deepspeed_command",
     "ending_on_sigterm",

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sgt_ds.checkpoints import read_state
+from sgt_ds.checkpoints import STATE_NAME, read_state
 from sgt_ds.config import (
     ModelConfig,
     RunConfig,
@@ -27,21 +27,21 @@ from sgt_ds.launch.command import Target, check_launcher
 from sgt_ds.launch.probe import probe
 from sgt_ds.launch.run_processes import check_idle
 from sgt_ds.progress import counted
-from sgt_ds.telemetry import Certificate
+from sgt_ds.telemetry import Certificate, check_trackers
 
 STALE_LOCK_SECONDS = 300.0
 
 
 def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     """Check batch sizes, the run directory, the DeepSpeed file, address and ports, launcher,
-    compiler, build locks.
+    compiler, build locks, packages that telemetry needs.
 
     `config_file`: name of the YAML, for messages. Raises: UserError, the first that is found.
     """
     check_launcher(target)
     resolve_deepspeed(config, target.world_size, config_file)
     check_run_directory(config)
-    check_can_be_made(config.run_dir, config_file)
+    check_can_be_made(config.run_dir, "run_dir", config_file)
     if not target.node_rank:  # the first host's run may have begun
         check_only_run(config, config_file, target.hostfile)
         check_idle(config.run_dir)
@@ -55,14 +55,10 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     telemetry = config.telemetry
     if telemetry.enabled and telemetry.certificate and telemetry.private_key:
         Certificate(telemetry.certificate, telemetry.private_key, telemetry.client_ca)
-    for key, path in (("resume", config.resume), ("fork", config.fork)):
-        if not isinstance(path, Path):
-            continue
-        if not path.is_dir():
-            raise UserError(
-                config_file, key, f"{path} is not a checkpoint directory; check the path"
-            )
-        check_architecture(config, config_file, path)
+    if telemetry.enabled and target.has_first_rank:
+        trackers = {"tensorboard": telemetry.tensorboard, "wandb": telemetry.wandb is not None}
+        check_trackers(name for name, is_on in trackers.items() if is_on)
+    check_named_checkpoints(config, config_file)
     _check_steps(config, config_file)
     # Once saved, a run needs its start no more.
     if config.init is not None and not RunLayout(config.run_dir).has_checkpoints():
@@ -71,15 +67,31 @@ def check_launch(config: RunConfig, config_file: str, target: Target) -> None:
     check_hosts(config, target)
 
 
-def check_can_be_made(run_dir: Path, config_file: str) -> None:
-    """Raises: UserError where no folder can be made at `run_dir`. Leaves nothing behind."""
-    path = run_dir.absolute()
+def check_side_folders(config: RunConfig, config_file: str, target: Target) -> None:
+    """Look whether the ranks here can make and write the folders that a run fills beside `run_dir`.
+
+    For a first start: a restart goes on without them, as does a run whose disk fails.
+    Raises: UserError.
+    """
+    telemetry = config.telemetry
+    if telemetry.enabled and telemetry.targets_dir is not None and target.has_first_rank:
+        check_can_be_made(telemetry.targets_dir, "telemetry.targets_dir", config_file)
+    cache = config.training.compile_cache
+    # One that may only be read serves as well.
+    if target.own_hosts and config.training.compile and cache is not None and not cache.is_dir():
+        check_can_be_made(cache, "training.compile_cache", config_file)
+
+
+def check_can_be_made(folder: Path, field: str, config_file: str) -> None:
+    """Leaves nothing behind. `field`: the key that names `folder`.
+
+    Raises: UserError where nothing can be written to `folder`, or no folder can be made there.
+    """
+    path, key = folder.absolute(), field.rpartition(".")[2]
     there = next(each for each in (path, *path.parents) if os.path.lexists(each))
     if not there.is_dir():
         raise UserError(
-            config_file,
-            "run_dir",
-            f"{there} is not a folder; choose a run_dir other than {run_dir}",
+            config_file, field, f"{there} is not a folder; choose a {key} other than {folder}"
         )
     try:
         # Permission bits tell too little: they let root write to /proc.
@@ -87,9 +99,8 @@ def check_can_be_made(run_dir: Path, config_file: str) -> None:
     except OSError as error:
         raise UserError(
             config_file,
-            "run_dir",
-            f"{run_dir}: nothing can be created in {there} ({error.strerror}); choose another "
-            "run_dir",
+            field,
+            f"{folder}: nothing can be created in {there} ({error.strerror}); choose another {key}",
         ) from None
 
 
@@ -117,6 +128,35 @@ def check_hosts(config: RunConfig, target: Target) -> None:
             f"line {host.line}",
             f"{host.name} {fault}{more if len(faults) > 1 else ''}",
         )
+
+
+def check_named_checkpoints(config: RunConfig, config_file: str) -> None:
+    """Raises: UserError where `resume` or `fork` names no checkpoint, or one of another shape."""
+    layout = RunLayout(config.run_dir)
+    own = layout.checkpoints.resolve() if layout.has_checkpoints() else None
+    for key, path in (("resume", config.resume), ("fork", config.fork)):
+        # A run that has saved some loads no others: where it began may be gone.
+        if isinstance(path, Path) and own in (None, path.resolve().parent):
+            _check_is_checkpoint(path, key, config_file)
+            check_architecture(config, config_file, path)
+
+
+def _check_is_checkpoint(path: Path, key: str, config_file: str) -> None:
+    if (path / STATE_NAME).exists():
+        return
+    for run_dir, what in ((path, "a run directory"), (path.parent, "the folder of checkpoints")):
+        newest = RunLayout(run_dir).newest_checkpoint()
+        if newest is not None and path in (run_dir, newest.parent):
+            raise UserError(
+                config_file, key, f"{path} is {what}; name one checkpoint in it, e.g. {newest}"
+            )
+    fault = (
+        f"holds no {STATE_NAME}, so it is not a checkpoint; give one of a run, "
+        "RUN_DIR/checkpoints/step-…"
+        if path.is_dir()
+        else "is not a checkpoint directory; check the path"
+    )
+    raise UserError(config_file, key, f"{path} {fault}")
 
 
 def fork_step(config: RunConfig) -> int:

@@ -59,6 +59,11 @@ class Target:
             return [self.hosts[self.node_rank]]
         return [host for host in self.hosts if self.local or is_this_host(host)]
 
+    @property
+    def has_first_rank(self) -> bool:
+        """Whether rank 0 is on this machine."""
+        return self.hosts[0] in self.own_hosts
+
 
 def deepspeed_command(
     target: Target,

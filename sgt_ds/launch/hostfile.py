@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sgt_ds.config import shipped_hostfile
 from sgt_ds.errors import UserError
 
 MAX_BYTES = 1 << 20
@@ -94,11 +95,13 @@ def format_hostfile(hosts: Sequence[Host]) -> str:
 
 def _lines(path: Path) -> list[str]:
     if not path.exists():
+        example = shipped_hostfile(path)
+        mend = "write one" if example is None else f"copy the example {example} and edit it"
         raise UserError(
             path,
             None,
-            "no such hostfile; check the path, relative to the current directory, or write one: "
-            "one line per machine, e.g. `worker-1 slots=8`",
+            f"no such hostfile; check the path, relative to the current directory, or {mend}: one "
+            "line per machine, e.g. `worker-1 slots=8`",
         )
     try:
         if not path.is_file():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sgt_ds.config import RunLayout, load_run_config
 from sgt_ds.errors import SgtError, UserError
-from sgt_ds.telemetry import read_password
+from sgt_ds.telemetry import check_pem, read_password
 
 
 class NoAnswer(SgtError):
@@ -74,6 +74,9 @@ class Access:
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         if self.certificate is not None:
+            check_pem(self.certificate, "--cert")
+            if self.private_key is not None:
+                check_pem(self.private_key, "--key")
             try:
                 # An empty password makes an encrypted key fail; else OpenSSL asks the terminal.
                 context.load_cert_chain(self.certificate, self.private_key, password=lambda: "")

@@ -1,7 +1,7 @@
 """What operators see of a run: metric definitions, the exporters, scrape targets."""
 
 from sgt_ds.telemetry import heartbeats
-from sgt_ds.telemetry.certificate import Certificate
+from sgt_ds.telemetry.certificate import Certificate, check_pem
 from sgt_ds.telemetry.credentials import read_password
 from sgt_ds.telemetry.example import full_record
 from sgt_ds.telemetry.exporter import Exporter
@@ -14,7 +14,7 @@ from sgt_ds.telemetry.record import StepRecord
 from sgt_ds.telemetry.server import TIMEOUT_HEADER
 from sgt_ds.telemetry.snapshot import DeviceMemory
 from sgt_ds.telemetry.targets import TargetGroup, beyond_loopback, own_target, targets
-from sgt_ds.telemetry.trackers import Tracker, tensorboard, wandb
+from sgt_ds.telemetry.trackers import Tracker, check_trackers, tensorboard, wandb
 
 __all__ = [
     "METRICS",
@@ -31,6 +31,8 @@ __all__ = [
     "TargetGroup",
     "Tracker",
     "beyond_loopback",
+    "check_pem",
+    "check_trackers",
     "full_record",
     "heartbeats",
     "own_target",

@@ -12,6 +12,19 @@ from sgt_ds.errors import UserError
 log = logging.getLogger(__name__)
 
 
+def check_pem(file: Path, field: str) -> None:
+    """Raises: UserError where it can't be read: of a pair, OpenSSL does not say which file is missing.
+
+    `field`: the key or flag that names it.
+    """
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise UserError(
+            file, field, f"cannot be read ({error.strerror}); give a PEM file"
+        ) from None
+
+
 class Certificate:
     """A certificate, its key and the authority that clients must be signed by, if any."""
 
@@ -37,6 +50,8 @@ class Certificate:
         )
 
     def _load(self) -> ssl.SSLContext:
+        check_pem(self._certificate, "telemetry.certificate")
+        check_pem(self._private_key, "telemetry.private_key")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if self._client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED

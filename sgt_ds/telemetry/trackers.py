@@ -11,11 +11,12 @@ import logging
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from sgt_ds.errors import UserError
+from sgt_ds.lazy import is_installed
 from sgt_ds.telemetry.metric import Kind
 from sgt_ds.telemetry.metrics import BY_NAME
 from sgt_ds.telemetry.snapshot import Snapshot, counters_of, families
@@ -77,6 +78,16 @@ class Tracker:
             log.error("telemetry: %s failed; training continues without it: %s", self._name, error)
 
 
+def check_trackers(names: Iterable[str]) -> None:
+    """Raises: UserError where the package of a tracker is not installed. Imports none.
+
+    `names`: of `tensorboard` and `wandb`.
+    """
+    for name in names:
+        if not is_installed(name):
+            raise _unusable(name, f"No module named '{name}'")
+
+
 def plotted(snapshot: Snapshot) -> Values:
     """Every gauge and counter of the run as a whole, by name: `sgt_loop_depth/layer=3`."""
 
@@ -93,7 +104,7 @@ def plotted(snapshot: Snapshot) -> Values:
 
 def tensorboard(folder: Path) -> Tracker:
     """Event files under `folder`. Raises: UserError where the package is missing."""
-    module = _package("tensorboard.summary", "telemetry.tensorboard", "tensorboard")
+    module = _package("tensorboard", "tensorboard.summary")
 
     class Events:
         def __init__(self) -> None:
@@ -116,7 +127,7 @@ def wandb(settings: Any, folder: Path, *, run: str, config: dict[str, Any]) -> T
     `settings`: project, entity and mode; `sgt_ds.config.WandbConfig` is one. `config`: the resolved
     configuration, secrets already replaced. Raises: UserError where the package is missing.
     """
-    package = _package("wandb", "telemetry.wandb", "wandb")
+    package = _package("wandb", "wandb")
 
     class Online:
         def __init__(self) -> None:
@@ -150,10 +161,17 @@ def _run_id(folder: Path) -> str:
     return file.read_text(encoding="utf-8").strip()
 
 
-def _package(module: str, field: str, extra: str) -> Any:
+def _package(name: str, module: str) -> Any:
+    check_trackers([name])
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(
-            "this environment", field, f"{error}; pip install 'sgt-ds[{extra}]' or disable it"
-        ) from None
+        raise _unusable(name, str(error)) from None
+
+
+def _unusable(name: str, why: str) -> UserError:
+    return UserError(
+        "this environment",
+        f"telemetry.{name}",
+        f"{why}; pip install 'sgt-ds[{name}]' or disable it",
+    )

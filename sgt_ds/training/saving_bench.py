@@ -138,7 +138,7 @@ def _rounds(
 ) -> _Times:
     """Save at once and beside training in turn. `update`: takes one, returns its seconds."""
     times = _Times(alone=[update() for _ in range(3)])
-    with Progress("bench checkpoint", rounds, "round") as progress:
+    with Progress("bench checkpoint", rounds, "rounds") as progress:
         for step in range(1, rounds + 1):
             began = time.perf_counter()
             at_once.begin(step, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+from contextlib import suppress
 from importlib.metadata import version
 
 import torch
@@ -116,11 +117,19 @@ def _trackers(config: RunConfig) -> list[Tracker]:
 
 def _write_targets(config: RunConfig, groups: list[TargetGroup]) -> None:
     """For a Prometheus that reads files: where the ranks are since this start."""
-    paths = [RunLayout(config.run_dir).targets]
-    if config.telemetry.targets_dir is not None:
-        paths.append(config.telemetry.targets_dir / f"{config.run_dir.name}.json")
-    for path in paths:
+    paths = {"run_dir": RunLayout(config.run_dir).targets}
+    if (folder := config.telemetry.targets_dir) is not None:
+        paths["telemetry.targets_dir"] = folder / f"{config.run_dir.name}.json"
+    for field, path in paths.items():
         try:
+            with suppress(FileExistsError):  # where it is a file, the write says so better
+                path.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(path, json.dumps(groups, indent=2) + "\n")
         except OSError as error:
-            log.warning("telemetry: %s cannot be written: %s", path, error)
+            log.warning(
+                "%s: %s cannot be written (%s), so Prometheus will not find this start there; the "
+                "next start tries again",
+                field,
+                path,
+                error.strerror,
+            )
