@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ import pytest
 from c4_files import texts_of, write_c4, write_tokenizer
 
 from sgt_ds.cli import main
-from sgt_ds.data import remote
+from sgt_ds.data import open_token_set, remote
 from sgt_ds.errors import UserError
 
 NAMES = ("c4.0.json.gz", "c4.1.json.zst", "c4.2.json")
@@ -299,7 +301,7 @@ class _Refusal(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-@pytest.mark.parametrize("status", [401, 403, 0])
+@pytest.mark.parametrize("status", [401, 403, 503, 0])
 def test_a_bucket_that_refuses_is_a_traceback_or_asked_again_and_again(
     status: int,
     corpus: Path,
@@ -309,29 +311,83 @@ def test_a_bucket_that_refuses_is_a_traceback_or_asked_again_and_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gcsfs = pytest.importorskip("gcsfs")
-    from gcsfs import retry
-
-    async def at_once(_: float) -> None: ...
-
     gcsfs.GCSFileSystem.clear_instance_cache()
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    # It repeats by itself what fails.
-    monkeypatch.setattr(retry, "asyncio", SimpleNamespace(sleep=at_once))
     monkeypatch.setattr(remote, "PAUSES_SECONDS", (0.01,))
     monkeypatch.setattr(_Refusal, "status", status)
     with ThreadingHTTPServer(("127.0.0.1", 0), _Refusal) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
         threading.Thread(target=server.serve_forever, daemon=True).start()
         if not status:
+            server.shutdown()
             server.server_close()  # nobody answers
+        started = time.monotonic()
         assert main(arguments(corpus, tmp_path / "out", "gs://shelf/c4.*")) == 2
+        assert time.monotonic() - started < 20, "gcsfs repeats by itself what fails, for 30 s"
         server.shutdown()
-    (line,) = capfd.readouterr().err.splitlines()
-    told = "cannot be read (" if status else "cannot be listed (Cannot connect"
+    line = capfd.readouterr().err.splitlines()[-1]
+    refused, fault = status in (401, 403), "503 Service" if status else "Cannot connect"
+    told = "cannot be read (" if refused else f"cannot be listed ({fault}"
     assert line.startswith(f"sgt-ds: gs://shelf/c4.*: {told}")
-    assert ("Anonymous caller has no access." in line) == bool(status)
-    assert ("2 times" in line) == (not status)
+    assert ("Anonymous caller has no access." in line) == refused
+    assert ("; set GOOGLE_APPLICATION_CREDENTIALS, or" in line) == (status == 401)
+    assert ("2 times" in line) == (not refused)
+    pauses = [one.getMessage() for one in caplog.records if one.name == "sgt_ds.data.remote"]
+    assert len(pauses) == (0 if refused else 1), "each pause has a line"
+    assert all(f"{told}" in one and one.endswith("trying again in 0.01 s") for one in pauses)
     assert not [record for record in caplog.records if record.name == "gcsfs"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, "Unable to locate credentials"),
+        ({"AWS_ACCESS_KEY_ID": "test"}, "missing: AWS_SECRET_ACCESS_KEY"),
+        ({"AWS_PROFILE": "nobody"}, "profile (nobody) could not be found"),
+    ],
+)
+def test_missing_credentials_are_asked_for_again_and_again(
+    environment: dict[str, str],
+    told: str,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    none = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**environment, **none, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote, "PAUSES_SECONDS", (0.01,))
+    s3fs.S3FileSystem.clear_instance_cache()
+    assert main(arguments(corpus, tmp_path / "out", "s3://shelf/c4.*")) == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("sgt-ds: s3://shelf/c4.*: cannot be read (")
+    assert told in line
+    assert "; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in line
+    # A rank's look for a prepared set.
+    with pytest.raises(UserError, match=r"cannot be read \(.*; set AWS_ACCESS_KEY_ID"):
+        open_token_set("s3://shelf/set", tmp_path / "cache")
+
+
+def test_attempts_that_take_long_are_as_many_as_short_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+
+    def wait(seconds: float) -> None:
+        clock[0] += seconds
+
+    def attempt() -> None:
+        wait(35)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=wait))
+    with pytest.raises(UserError, match=r"\(no answer\), 2 times"):
+        remote._persistent(attempt, "s3://shelf/x", "cannot be listed")
+    assert clock[0] == 70.5
 
 
 def test_a_missing_package_is_a_traceback_or_not_named(corpus: Path, tmp_path: Path) -> None:

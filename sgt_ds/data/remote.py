@@ -12,11 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, TypeVar, cast
+from urllib.parse import urlsplit, urlunsplit
 
 from sgt_ds.errors import UserError
+from sgt_ds.progress import counted
 
-PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+log = logging.getLogger(__name__)
+
+PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 16.0)
 """Between attempts at one read. Any byte that arrives starts them again."""
+WAIT_SECONDS = 60.0
+"""No attempt begins later than this after the first. Some stores take long over each."""
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 15.0
+"""What web servers and Google's store have to take a connection, and to send the next bytes."""
 EXTRA = "pip install 'sgt-ds[remote]'"
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
@@ -26,6 +34,24 @@ _PACKAGES = {
 }
 # What stores call the mark that changes with a file's content, best first.
 _MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "mtime")
+# What to do about credentials that are not there.
+_CREDENTIALS = {
+    **dict.fromkeys(
+        ("s3", "s3a"),
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE for a profile in ~/.aws; "
+        "for a public bucket, FSSPEC_S3_ANON=true",
+    ),
+    **dict.fromkeys(
+        ("gs", "gcs"),
+        "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
+    ),
+    "hf": "set HF_TOKEN to a token that may read it",
+}
+# botocore's errors of credentials that are missing or incomplete, or of a login that has ended.
+_NO_CREDENTIALS = {
+    *("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "NoAuthTokenError"),
+    *("InvalidConfigError", "ConfigParseError", "SSOError", "LoginError"),
+}
 # Answers of a web server that another attempt may change, of those that name a client's fault.
 _PASSING = (408, 425, 429)
 _T = TypeVar("_T")
@@ -155,6 +181,12 @@ class RemoteStream:
         return stream
 
 
+def without_secrets(location: str) -> str:
+    """The address as logs and metrics may show it: no user, no password, no query."""
+    parts = urlsplit(location)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
 def changed_error(location: str, old: State, new: State) -> UserError:
     """A file that is not the one that was listed."""
     sizes = f"{old[0]} to {new[0]} bytes" if old[0] != new[0] else f"still {new[0]} bytes"
@@ -164,12 +196,13 @@ def changed_error(location: str, old: State, new: State) -> UserError:
 
 
 def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
-    """The attempt's result, after as many pauses as it takes.
+    """The attempt's result, after as many pauses as it takes. Each is told in a line of the log.
 
     Raises: UserError at the last failure, or at once where more attempts would end the same;
     FileNotFoundError of what is not there.
     """
-    for pause in (*PAUSES_SECONDS, None):
+    started = time.monotonic()
+    for number, pause in enumerate((*PAUSES_SECONDS, None), 1):
         try:
             return attempt()
         except UserError:
@@ -177,24 +210,47 @@ def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
         except Exception as error:  # each store has its own kinds of error
             fault: BaseException = error
             if isinstance(error, FileNotFoundError):
-                # fsspec says so of a web server that cannot be reached, too: its cause tells.
+                # fsspec says so of a web server that cannot be reached, too, and of what the hub
+                # shows to nobody without a token: its cause tells.
                 fault = error.__cause__ or error
-                if not _module(fault).startswith("aiohttp") or _status(fault) in (404, 410):
+                may_be_there = _module(fault).startswith("aiohttp") or _status(fault) == 401
+                if not may_be_there or _status(fault) in (404, 410):
                     raise
             reason = str(fault) or type(fault).__name__
+            remedy = _credentials_remedy(fault, location)
             refused = isinstance(fault, PermissionError | IsADirectoryError)
             # Of a store's 403, gcsfs makes an OSError that says no more.
-            if refused or _is_final(_status(fault)) or reason.startswith("Forbidden: "):
-                raise UserError(location, None, f"cannot be read ({reason})") from None
-            if pause is None:
+            forbidden = refused or _is_final(_status(fault)) or reason.startswith("Forbidden: ")
+            if remedy or forbidden:
+                raise UserError(location, None, f"cannot be read ({reason}){remedy}") from None
+            if pause is None or time.monotonic() + pause > started + WAIT_SECONDS:
                 raise UserError(
                     location,
                     None,
-                    f"{what} ({reason}), {len(PAUSES_SECONDS) + 1} times; the same command "
+                    f"{what} ({reason}), {counted(number, 'time')}; the same command "
                     "continues once it is reachable: finished files are kept",
                 ) from None
+            _tell_pause(location, what, reason, pause)
             time.sleep(pause)
     raise AssertionError("unreachable")
+
+
+def _tell_pause(location: str, what: str, reason: str, pause: float) -> None:
+    # Only of web addresses: in a store's, `?` is a pattern.
+    shown = without_secrets(location) if location.startswith("http") else location
+    line = UserError(shown, None, f"{what} ({reason.replace(location, shown)})")
+    log.warning("%s; trying again in %g s", line, pause)
+
+
+def _credentials_remedy(error: BaseException, location: str) -> str:
+    """What to do where the fault is that there are no credentials; else nothing."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    lacking = _module(error).startswith("botocore") and kinds & _NO_CREDENTIALS
+    # Google's store and the hub are asked without any where there are none.
+    if lacking or _status(error) == 401:
+        remedy = _CREDENTIALS.get(_protocol(location), "")
+        return f"; {remedy}" if remedy else ""
+    return ""
 
 
 def _module(error: BaseException) -> str:
@@ -203,7 +259,9 @@ def _module(error: BaseException) -> str:
 
 def _status(error: BaseException) -> int:
     """A web server's answer, 0 where it gave none."""
-    status = getattr(error, "status", getattr(error, "code", 0))  # gcsfs calls it `code`
+    response = getattr(error, "response", None)  # the hub's errors keep it there
+    # gcsfs calls it `code`.
+    status = getattr(error, "status", getattr(error, "code", getattr(response, "status_code", 0)))
     return status if isinstance(status, int) else 0
 
 
@@ -216,6 +274,42 @@ def _state(info: dict[str, Any]) -> State:
     return int(info.get("size") or 0), mark
 
 
+def _protocol(location: str) -> str:
+    return location.partition("://")[0].rpartition("::")[2].lower()
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    """What fsspec gives to a store: when to give up, so that each failure is soon told."""
+    if protocol not in ("http", "https", "gs", "gcs"):
+        return {}
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS
+    )
+    if protocol in ("http", "https"):
+        return {"client_kwargs": {"timeout": timeout}}
+    return {"session_kwargs": {"timeout": timeout, "middlewares": (_once,)}}
+
+
+class _Unanswered(Exception):
+    """No OSError: aiohttp would make an error of its own of it, which gcsfs repeats."""
+
+
+async def _once(request: Any, handler: Any) -> Any:
+    """Make of a request's failure an error that gcsfs does not repeat, as it would for 30 s."""
+    import aiohttp
+
+    try:
+        response = await handler(request)
+    except aiohttp.ClientConnectionError as error:
+        raise _Unanswered(str(error) or type(error).__name__) from None
+    if response.status >= 500 or response.status in _PASSING:
+        response.close()
+        raise _Unanswered(f"{response.status} {response.reason}")
+    return response
+
+
 def _filesystem(location: str) -> tuple[Any, str]:
     with _readable(location) as protocol:
         import fsspec
@@ -223,13 +317,14 @@ def _filesystem(location: str) -> tuple[Any, str]:
         if protocol in ("gs", "gcs") and "GCSFS_DEBUG" not in os.environ:
             # It logs each failure that it also raises, with a traceback, and how it sees a bucket.
             logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-        return cast("tuple[Any, str]", fsspec.core.url_to_fs(location))
+        options = {protocol: _options(protocol)}
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(location, **options))
 
 
 @contextmanager
 def _readable(location: str) -> Iterator[str]:
     """For what finds the package that reads `location`. Yields the protocol. Raises: UserError."""
-    protocol = location.partition("://")[0].rpartition("::")[2].lower()
+    protocol = _protocol(location)
     try:
         yield protocol
     except ImportError:

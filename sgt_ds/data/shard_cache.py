@@ -16,13 +16,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit, urlunsplit
 
 import xxhash
 
 from sgt_ds.data.cache_limit import alone, hold, note_use, note_whole, whole_at
 from sgt_ds.data.manifest import NAME, Manifest, ShardEntry, read_manifest
-from sgt_ds.data.remote import RemoteStream, remote_state
+from sgt_ds.data.remote import RemoteStream, remote_state, without_secrets
 from sgt_ds.errors import UserError
 from sgt_ds.files import atomic_writer
 
@@ -48,7 +47,7 @@ class ShardCache:
 
     def __init__(self, location: str, cache_dir: Path | None) -> None:
         self._location = location.rstrip("/")
-        self.name = _without_secrets(self._location)
+        self.name = without_secrets(self._location)
         content = self._manifest_bytes()
         self.directory = cache_root(cache_dir) / hashlib.sha256(content).hexdigest()[:32]
         self._opened = time.time()
@@ -200,9 +199,3 @@ def _matches(path: Path, digest: str, hasher: _Hash) -> bool:
 def _default_directory() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "sgt-ds"
-
-
-def _without_secrets(location: str) -> str:
-    """The address as logs and metrics may show it: no user, no password, no query."""
-    parts = urlsplit(location)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
