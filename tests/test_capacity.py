@@ -55,15 +55,21 @@ def test_a_run_too_large_for_its_share_of_the_host_starts_without_a_word(
     assert "activation_checkpointing" not in second
 
 
+@pytest.mark.parametrize("empty", [None, "", "0"])
 @pytest.mark.parametrize(
     "name", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", None]
 )
 def test_ranks_of_one_launcher_each_take_the_whole_host_for_theirs(
-    name: str | None, monkeypatch: pytest.MonkeyPatch
+    name: str | None, empty: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By name: torchrun, DeepSpeed's launcher, mpirun; None: a process that none started."""
+    """By name: torchrun, DeepSpeed's launcher, mpirun; None: a process that none started.
+
+    `empty`: what the other names hold.
+    """
     for other in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         monkeypatch.delenv(other, raising=False)
+        if empty is not None:
+            monkeypatch.setenv(other, empty)
     if name is not None:
         monkeypatch.setenv(name, "3")
     group: Any = None

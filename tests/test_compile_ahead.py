@@ -158,6 +158,43 @@ def test_what_cannot_be_compiled_ahead_fails_the_run_or_is_not_told(
     ahead.close()
 
 
+def test_training_waits_for_a_kind_that_the_process_is_still_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torch's compiler holds locks that the rank would wait for."""
+    caplog.set_level("INFO")
+    hanging = tmp_path / "hanging"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(compile_ahead.sys, "executable", str(hanging))
+    ahead = CompileAhead(WORK, 0)
+    unmeasured, loops = (
+        {"measured": False, "grows": True},
+        {0: Passes(1, "attention", (0, 2), None)},
+    )
+    ahead.proceed({}, **unmeasured)
+    ahead.proceed({}, measured=True, grows=True)  # the rank compiles this kind in this update
+    process = ahead._process
+    assert process is not None
+    for measured in (False, True):
+        ahead.proceed({}, measured=measured, grows=True)
+    assert process.poll() is None
+    ahead.proceed(loops, measured=True, grows=True)
+    assert process.returncode == -signal.SIGKILL
+    (record,) = caplog.records
+    assert "after 0 kinds and 0 s (training needs the next kind now)" in record.getMessage()
+    ahead.proceed(loops, measured=True, grows=True)
+    ahead.close()
+    assert len(caplog.records) == 1
+
+
+def test_a_process_is_started_where_nothing_will_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompileAhead, "_start", lambda self, work: pytest.fail("started"))
+    ahead = CompileAhead(WORK, 0)
+    for _ in range(3):
+        ahead.proceed({}, measured=False, grows=False)
+
+
 @pytest.mark.parametrize("free", [2**31 + 100, 2**31 + 99])
 def test_a_process_beside_a_rank_takes_memory_that_the_run_needs(
     free: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

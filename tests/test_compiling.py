@@ -86,6 +86,13 @@ def test_what_a_process_beside_a_rank_has_compiled_is_not_kept(
         with zipfile.ZipFile(cache.file) as kept:
             assert f"fxgraph/xx/key{number}/whole" in kept.namelist()
             assert not [name for name in kept.namelist() if name.endswith(".tmp")]
+    # The rank has found one of them, and written how it is best run here.
+    (folder / "ab").mkdir()
+    (folder / "ab" / "kernel.best_config").write_text("a form")
+    monkeypatch.setitem(counters["inductor"], "fxgraph_cache_hit", 10_000)
+    cache.keep(2)
+    with zipfile.ZipFile(cache.file) as kept:
+        assert "ab/kernel.best_config" in kept.namelist()
 
 
 def test_code_from_a_folder_of_another_user_is_run(

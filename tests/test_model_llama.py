@@ -7,7 +7,12 @@ import torch
 
 from sgt_ds.config import PRESETS, ModelConfig
 from sgt_ds.model import Transformer, from_llama_names, llama_shape, to_llama_names
-from sgt_ds.model.loss import as_it_is, chunked_next_token_loss
+from sgt_ds.model.loss import (
+    CHUNK_ELEMENTS,
+    as_it_is,
+    chunked_next_token_loss,
+    chunks_for,
+)
 from sgt_ds.model.norm import rms_norm
 
 transformers = pytest.importorskip("transformers")
@@ -98,6 +103,17 @@ def test_an_engine_that_casts_the_module_casts_the_angles() -> None:
     assert torch.equal(sin, stock_sin[0, :, :half])
 
 
+def test_chunks_of_a_micro_batch_differ_in_size_or_hold_too_many_logits() -> None:
+    vocabulary = 50304
+    assert chunks_for(8 * 4096, vocabulary) == 8  # seven would do
+    assert chunks_for(4096, vocabulary) == 1
+    prime = 32_771
+    assert chunks_for(prime, vocabulary) == 7
+    for tokens in (4096, 8 * 4096, prime):
+        most = -(-tokens // chunks_for(tokens, vocabulary))
+        assert (most - 1) * vocabulary <= CHUNK_ELEMENTS
+
+
 def test_a_loss_in_chunks_differs_from_the_whole() -> None:
     generator = torch.Generator().manual_seed(3)
     states = torch.randn(2, 25, 12, generator=generator, dtype=torch.float64)
@@ -120,5 +136,6 @@ def test_a_loss_in_chunks_differs_from_the_whole() -> None:
         (3.0 * loss).backward()
         return [loss, *(leaf.grad for leaf in leaves)]
 
-    for one, other in zip(run(7), run(0), strict=True):  # 50 tokens: chunks of 7 and 8
-        assert (one - other).abs().max() <= 1e-12
+    for chunks in (7, 5):  # 50 tokens: chunks of 7 and 8, and of 10
+        for one, other in zip(run(chunks), run(0), strict=True):
+            assert (one - other).abs().max() <= 1e-12

@@ -116,7 +116,7 @@ def _words(options: argparse.Namespace, micro_batch_size: int) -> list[str]:
         *("growth.entropy_every=1", "growth.freeze_at=null"),
         f"training.global_batch_size={batch}",
         *("training.log_every=1", "training.validate_every=1000000", "checkpoint.every=1000000"),
-        *("resume=never", "telemetry.enabled=false"),
+        *("resume=never", "telemetry.enabled=false", "data.exhausted=repeat"),
     ]
 
 
@@ -137,7 +137,7 @@ def _updates_to_compile(cold: RunHistory, pauses: Sequence[GrowthPause]) -> int:
 
 
 def _said_of_compiling(history: RunHistory) -> str:
-    """What rank 0 said of the process beside it; nothing where that was still at it."""
+    """What rank 0 said of the process beside it; nothing where there was none."""
     from sgt_ds.config import RunLayout
 
     log = RunLayout(history.run_dir).logs / "rank-00000.log"
@@ -216,6 +216,6 @@ def _print(
             "beyond what such updates otherwise take"
         )
     if "ahead" in runs:
-        said = said or "its process was still compiling at the end"
+        said = said or "nothing was compiled ahead"
         print(f"ahead: {first_window} updates before the first decision; {said}")
     print(f"kept: {size / 1e6:.1f} MB of compiled code")

@@ -1,6 +1,7 @@
-"""The process beside a rank that compiles what growth will need. Never waits, and fails no run.
+"""The process beside a rank that compiles what growth will need. Waits for it never, and fails no run.
 
-The first update with new loops then finds their blocks in torch's folder of compiled code.
+The first update with new loops then finds their blocks in torch's folder of compiled code; if it comes
+too early, the process is ended, since it may hold a lock of torch's that the rank would wait for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -29,45 +31,67 @@ _CONTEXT_BYTES = _LIBRARY_BYTES = 1 << 30
 _BLOCK_SLACK, _RANK_SLACK = 2.0, 1.1
 # How long a killed process may take to end; a device may hold it longer.
 _END_SECONDS = 5.0
+# Bytes of what it says at a time: a line for each kind, or for a fault.
+_MOST_HEARD = 1 << 16
 
 
 class CompileAhead:
-    """Compiles the kinds of `work` that the first update has not."""
+    """Compiles the kinds of `work` that the first two updates do not need."""
 
     def __init__(self, work: Work, planned_bytes: int) -> None:
         """`planned_bytes`: what the rank itself may need of its device at its peak."""
         self.compiled = 0
         """Kinds that the process has compiled, as of the last look."""
-        self._work: Work | None = work
+        self._work = work
         self._planned_bytes = planned_bytes
-        self._first: frozenset[object] | None = None
+        self._used: set[object] = set()  # kinds, by the rank itself
+        self._decided = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._started, self._said = 0.0, b""
+        self._started = 0.0
+        self._last_line, self._unfinished = b"", b""
 
     def proceed(self, passes: Mapping[int, Passes], *, measured: bool, grows: bool) -> None:
         """An update begins. Starts the process at the second one, and sees how far it is.
 
         `passes`, `measured`: of the update. `grows`: whether others may come.
         """
+        needed = {kind.graph for kind in kinds_of([passes], [measured])}
+        starts = bool(self._used) and not self._decided
         if self._process is not None:
             self._look(self._process)
-        elif self._first is None:
-            self._first = frozenset(kind.graph for kind in kinds_of([passes], [measured]))
-        elif self._work is not None:
-            work, first, self._work = self._work, self._first, None
-            kinds = tuple(kind for kind in work.kinds if kind.graph not in first)
-            if grows and kinds and self._fits(work):
-                self._start(replace(work, kinds=kinds))
+            compiled = {kind.graph for kind in self._work.kinds[: self.compiled]}
+            if not needed <= self._used | compiled:
+                self._end("training needs the next kind now")
+        self._used |= needed
+        if starts:
+            self._decided = True
+            kinds = tuple(kind for kind in self._work.kinds if kind.graph not in self._used)
+            if grows and kinds and self._fits(self._work):
+                self._work = replace(self._work, kinds=kinds)
+                self._start(self._work)
 
     def close(self) -> None:
         """End the process; what it has compiled stays."""
-        if (process := self._process) is not None:
-            self._process = None
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS)
-            if process.stdout is not None:
-                process.stdout.close()
+        self._end("the run ends")
+
+    def _end(self, why: str) -> None:
+        if (process := self._process) is None:
+            return
+        self._process = None
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        if process.stdout is not None:
+            process.stdout.close()
+        self._tell_early_end(why)
+
+    def _tell_early_end(self, why: str) -> None:
+        log.info(
+            "compiling ahead ended after %d kinds and %.0f s (%s); others are compiled when needed",
+            self.compiled,
+            time.monotonic() - self._started,
+            why,
+        )
 
     def _fits(self, work: Work) -> bool:
         device = torch.device(work.device)
@@ -91,45 +115,46 @@ class CompileAhead:
         # One thread, and none of torch's own processes: its caller trains meanwhile.
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         try:
-            # In the rank's process group: what ends the rank's ends this one too.
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+            with tempfile.TemporaryFile() as told:  # a pipe would wait for a slow reader
+                told.write(work.as_json().encode() + b"\n")
+                told.seek(0)
+                # In the rank's process group: what ends the rank's ends this one too.
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=told,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
         except OSError as error:
             log.info("kinds of block are not compiled ahead: %s", error)
             return
         self._process, self._started = process, time.monotonic()
-        assert process.stdin is not None
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        with suppress(OSError), process.stdin:  # where it has ended, the next look tells
-            process.stdin.write(work.as_json().encode() + b"\n")
 
     def _look(self, process: subprocess.Popen[bytes]) -> None:
         """Read what the process says; where it has ended, say so once."""
         status = process.poll()
         assert process.stdout is not None
-        self._said += process.stdout.read() or b""
-        self.compiled = self._said.count(KIND_COMPILED.encode() + b"\n")
+        with suppress(BlockingIOError):
+            self._hear(os.read(process.stdout.fileno(), _MOST_HEARD))
         if status is None:
             return
         process.stdout.close()
         self._process = None
-        seconds = time.monotonic() - self._started
         if status == 0:
+            seconds = time.monotonic() - self._started
             log.info("%d kinds of block compiled ahead in %.0f s", self.compiled, seconds)
             return
-        last = (self._said.decode(errors="replace").splitlines() or [""])[-1]
-        log.info(
-            "compiling ahead ended after %d kinds and %.0f s (%s); others are compiled when needed",
-            self.compiled,
-            seconds,
-            last if last.startswith("failed") else f"status {status}",
-        )
+        last = self._last_line.decode(errors="replace")
+        self._tell_early_end(last if last.startswith("failed") else f"status {status}")
+
+    def _hear(self, said: bytes) -> None:
+        *lines, unfinished = (self._unfinished + said).split(b"\n")
+        self._unfinished = unfinished[:_MOST_HEARD]
+        self.compiled += lines.count(KIND_COMPILED.encode())
+        self._last_line = lines[-1] if lines else self._last_line
 
 
 def memory_for(

@@ -201,4 +201,6 @@ def _unpack(kept: zipfile.ZipFile, folder: Path) -> None:
 
 
 def _compiled_here() -> int:
-    return counters["inductor"]["fxgraph_cache_miss"]
+    """Graphs that this process has asked for: compiled, or found and then tuned on its device."""
+    found = counters["inductor"]
+    return found["fxgraph_cache_miss"] + found["fxgraph_cache_hit"]

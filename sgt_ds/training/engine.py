@@ -67,7 +67,8 @@ class Ranks:
     @property
     def local_size(self) -> int:
         """Ranks on this host; 1 where the launcher does not tell."""
-        return int(next((os.environ[name] for name in _LOCAL_SIZES if name in os.environ), "1"))
+        told = (os.environ.get(name, "") for name in _LOCAL_SIZES)
+        return next((int(size) for size in told if size.isdecimal() and int(size) > 0), 1)
 
     def any(self, *flags: bool) -> list[bool]:
         """For each flag, whether it is set on any rank: the same answer on all. Collective."""
