@@ -114,7 +114,7 @@ from sgt_ds.training.compile_kinds import Work
 work = replace(Work.from_json(sys.argv[1]), rank_pid=os.getpid())
 ahead = CompileAhead(work, 0)
 for _ in range(2):
-    ahead.proceed({}, measured=False, grows=True)
+    ahead.proceed({}, measured=True, grows=True)
 print(ahead._process.pid, flush=True)
 time.sleep(600)
 """
@@ -145,10 +145,10 @@ def test_what_cannot_be_compiled_ahead_fails_the_run_or_is_not_told(
 ) -> None:
     caplog.set_level("INFO")
     ahead = CompileAhead(replace(WORK, dtype="float99"), 0)
-    ahead.proceed({}, measured=False, grows=True)
+    ahead.proceed({}, measured=True, grows=True)
 
     def told() -> bool:
-        ahead.proceed({}, measured=False, grows=True)
+        ahead.proceed({}, measured=True, grows=True)
         return bool(caplog.records)
 
     wait_until(told, 200)
@@ -173,7 +173,10 @@ def test_training_waits_for_a_kind_that_the_process_is_still_at(
         {0: Passes(1, "attention", (0, 2), None)},
     )
     ahead.proceed({}, **unmeasured)
-    ahead.proceed({}, measured=True, grows=True)  # the rank compiles this kind in this update
+    ahead.proceed({}, **unmeasured)
+    assert ahead._process is None, "the rank compiles a kind without loops itself"
+    for _ in range(2):
+        ahead.proceed({}, measured=True, grows=True)
     process = ahead._process
     assert process is not None
     for measured in (False, True):
@@ -192,7 +195,7 @@ def test_a_process_is_started_where_nothing_will_grow(monkeypatch: pytest.Monkey
     monkeypatch.setattr(CompileAhead, "_start", lambda self, work: pytest.fail("started"))
     ahead = CompileAhead(WORK, 0)
     for _ in range(3):
-        ahead.proceed({}, measured=False, grows=False)
+        ahead.proceed({}, measured=True, grows=False)
 
 
 @pytest.mark.parametrize("free", [2**31 + 100, 2**31 + 99])

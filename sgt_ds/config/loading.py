@@ -66,6 +66,8 @@ NOT_IDENTITY = frozenset(
 _DEEPSPEED_KEYS = frozenset(
     {"zero_optimization", "bf16", "fp16", "train_batch_size", "train_micro_batch_size_per_gpu"}
 )
+# Of a run, none of which a DeepSpeed file has.
+_RUN_KEYS = frozenset({"preset", "model", "data", "training", "run_dir"})
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -292,7 +294,7 @@ def _flow(value: Any) -> str:
 
 
 def _check_preset(path: Path, values: Mapping[str, Any]) -> None:
-    if (mine := _DEEPSPEED_KEYS & values.keys()) and not RunConfig.model_fields.keys() & values:
+    if (mine := _DEEPSPEED_KEYS & values.keys()) and not _RUN_KEYS & values.keys():
         message = f"is a DeepSpeed file (it has {', '.join(sorted(mine))})"
         raise UserError(path, None, f"{message}; give a RUN.yaml whose `deepspeed` names it")
     name = values.get("preset")

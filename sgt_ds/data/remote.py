@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,9 +23,8 @@ log = logging.getLogger(__name__)
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 16.0)
 """Between attempts at one read. Any byte that arrives starts them again."""
 WAIT_SECONDS = 60.0
-"""No attempt begins later than this after the first. Some stores take long over each."""
-CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 15.0
-"""What web servers and Google's store have to take a connection, and to send the next bytes."""
+"""No attempt but the second begins later than this after the first failure: stores' own packages may
+try for long in each."""
 EXTRA = "pip install 'sgt-ds[remote]'"
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
@@ -52,8 +52,7 @@ _NO_CREDENTIALS = {
     *("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "NoAuthTokenError"),
     *("InvalidConfigError", "ConfigParseError", "SSOError", "LoginError"),
 }
-# Answers of a web server that another attempt may change, of those that name a client's fault.
-_PASSING = (408, 425, 429)
+_WEB_ADDRESS = re.compile(r"https?://[^\s'\")>]+")
 _T = TypeVar("_T")
 
 State = tuple[int, str]
@@ -201,7 +200,7 @@ def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
     Raises: UserError at the last failure, or at once where more attempts would end the same;
     FileNotFoundError of what is not there.
     """
-    started = time.monotonic()
+    failed: float | None = None
     for number, pause in enumerate((*PAUSES_SECONDS, None), 1):
         try:
             return attempt()
@@ -223,7 +222,8 @@ def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
             forbidden = refused or _is_final(_status(fault)) or reason.startswith("Forbidden: ")
             if remedy or forbidden:
                 raise UserError(location, None, f"cannot be read ({reason}){remedy}") from None
-            if pause is None or time.monotonic() + pause > started + WAIT_SECONDS:
+            failed = time.monotonic() if failed is None else failed
+            if pause is None or time.monotonic() + pause > failed + WAIT_SECONDS:
                 raise UserError(
                     location,
                     None,
@@ -236,10 +236,13 @@ def _persistent(attempt: Callable[[], _T], location: str, what: str) -> _T:
 
 
 def _tell_pause(location: str, what: str, reason: str, pause: float) -> None:
-    # Only of web addresses: in a store's, `?` is a pattern.
-    shown = without_secrets(location) if location.startswith("http") else location
-    line = UserError(shown, None, f"{what} ({reason.replace(location, shown)})")
+    line = UserError(_shown(location), None, f"{what} ({_shown(reason)})")
     log.warning("%s; trying again in %g s", line, pause)
+
+
+def _shown(text: str) -> str:
+    """A text in which web addresses are as a log may show them, whoever wrote them into it."""
+    return _WEB_ADDRESS.sub(lambda found: without_secrets(found[0]), text)
 
 
 def _credentials_remedy(error: BaseException, location: str) -> str:
@@ -266,7 +269,8 @@ def _status(error: BaseException) -> int:
 
 
 def _is_final(status: int) -> bool:
-    return 400 <= status < 500 and status not in _PASSING
+    # Of those that name a client's fault, another attempt may change three.
+    return 400 <= status < 500 and status not in (408, 425, 429)
 
 
 def _state(info: dict[str, Any]) -> State:
@@ -278,38 +282,6 @@ def _protocol(location: str) -> str:
     return location.partition("://")[0].rpartition("::")[2].lower()
 
 
-def _options(protocol: str) -> dict[str, Any]:
-    """What fsspec gives to a store: when to give up, so that each failure is soon told."""
-    if protocol not in ("http", "https", "gs", "gcs"):
-        return {}
-    import aiohttp
-
-    timeout = aiohttp.ClientTimeout(
-        total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS
-    )
-    if protocol in ("http", "https"):
-        return {"client_kwargs": {"timeout": timeout}}
-    return {"session_kwargs": {"timeout": timeout, "middlewares": (_once,)}}
-
-
-class _Unanswered(Exception):
-    """No OSError: aiohttp would make an error of its own of it, which gcsfs repeats."""
-
-
-async def _once(request: Any, handler: Any) -> Any:
-    """Make of a request's failure an error that gcsfs does not repeat, as it would for 30 s."""
-    import aiohttp
-
-    try:
-        response = await handler(request)
-    except aiohttp.ClientConnectionError as error:
-        raise _Unanswered(str(error) or type(error).__name__) from None
-    if response.status >= 500 or response.status in _PASSING:
-        response.close()
-        raise _Unanswered(f"{response.status} {response.reason}")
-    return response
-
-
 def _filesystem(location: str) -> tuple[Any, str]:
     with _readable(location) as protocol:
         import fsspec
@@ -317,8 +289,7 @@ def _filesystem(location: str) -> tuple[Any, str]:
         if protocol in ("gs", "gcs") and "GCSFS_DEBUG" not in os.environ:
             # It logs each failure that it also raises, with a traceback, and how it sees a bucket.
             logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-        options = {protocol: _options(protocol)}
-        return cast("tuple[Any, str]", fsspec.core.url_to_fs(location, **options))
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(location))
 
 
 @contextmanager

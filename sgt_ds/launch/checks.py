@@ -77,8 +77,10 @@ def check_side_folders(config: RunConfig, config_file: str, target: Target) -> N
     if telemetry.enabled and telemetry.targets_dir is not None and target.has_first_rank:
         check_can_be_made(telemetry.targets_dir, "telemetry.targets_dir", config_file)
     cache = config.training.compile_cache
+    if cache is None or not config.training.compile or not target.own_hosts:
+        return
     # One that may only be read serves as well.
-    if target.own_hosts and config.training.compile and cache is not None and not cache.is_dir():
+    if not os.access(f"{cache}/.", os.F_OK):
         check_can_be_made(cache, "training.compile_cache", config_file)
 
 
@@ -135,28 +137,37 @@ def check_named_checkpoints(config: RunConfig, config_file: str) -> None:
     layout = RunLayout(config.run_dir)
     own = layout.checkpoints.resolve() if layout.has_checkpoints() else None
     for key, path in (("resume", config.resume), ("fork", config.fork)):
+        if not isinstance(path, Path):
+            continue
         # A run that has saved some loads no others: where it began may be gone.
-        if isinstance(path, Path) and own in (None, path.resolve().parent):
+        of_own = (path.resolve().parent, path.resolve(), RunLayout(path).checkpoints.resolve())
+        if own is None or own in of_own:
             _check_is_checkpoint(path, key, config_file)
             check_architecture(config, config_file, path)
 
 
 def _check_is_checkpoint(path: Path, key: str, config_file: str) -> None:
-    if (path / STATE_NAME).exists():
-        return
+    try:
+        if (path / STATE_NAME).exists():
+            return
+        fault = _fault_of_folder(path)
+    except OSError as error:
+        fault = f"cannot be looked at ({error.strerror}); check the path"
+    raise UserError(config_file, key, f"{path} {fault}")
+
+
+def _fault_of_folder(path: Path) -> str:
+    """What `path` is instead of a checkpoint, and the mend. Raises: OSError."""
     for run_dir, what in ((path, "a run directory"), (path.parent, "the folder of checkpoints")):
         newest = RunLayout(run_dir).newest_checkpoint()
         if newest is not None and path in (run_dir, newest.parent):
-            raise UserError(
-                config_file, key, f"{path} is {what}; name one checkpoint in it, e.g. {newest}"
-            )
-    fault = (
+            return f"is {what}; name one checkpoint in it, e.g. {newest}"
+    if not path.is_dir():
+        return "is not a checkpoint directory; check the path"
+    return (
         f"holds no {STATE_NAME}, so it is not a checkpoint; give one of a run, "
         "RUN_DIR/checkpoints/step-…"
-        if path.is_dir()
-        else "is not a checkpoint directory; check the path"
     )
-    raise UserError(config_file, key, f"{path} {fault}")
 
 
 def fork_step(config: RunConfig) -> int:

@@ -16,11 +16,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+import psutil
 import torch
 
 from sgt_ds.config import ModelConfig
 from sgt_ds.flops import Layout, memory_per_rank
 from sgt_ds.growth import Passes
+from sgt_ds.progress import counted
 from sgt_ds.training.compile_kinds import KIND_COMPILED, Work, kinds_of, one_block
 
 log = logging.getLogger(__name__)
@@ -29,14 +31,14 @@ log = logging.getLogger(__name__)
 _CONTEXT_BYTES = _LIBRARY_BYTES = 1 << 30
 # Fragments: of the block's memory, and of the rank's own.
 _BLOCK_SLACK, _RANK_SLACK = 2.0, 1.1
-# How long a killed process may take to end; a device may hold it longer.
-_END_SECONDS = 5.0
+# How long a killed process may take to end; a device may hold it longer. And a C++ compiler of its.
+_END_SECONDS, _COMPILER_SECONDS = 5.0, 60.0
 # Bytes of what it says at a time: a line for each kind, or for a fault.
 _MOST_HEARD = 1 << 16
 
 
 class CompileAhead:
-    """Compiles the kinds of `work` that the first two updates do not need."""
+    """Compiles the kinds of `work` that the first updates, without loops, do not need."""
 
     def __init__(self, work: Work, planned_bytes: int) -> None:
         """`planned_bytes`: what the rank itself may need of its device at its peak."""
@@ -51,17 +53,21 @@ class CompileAhead:
         self._last_line, self._unfinished = b"", b""
 
     def proceed(self, passes: Mapping[int, Passes], *, measured: bool, grows: bool) -> None:
-        """An update begins. Starts the process at the second one, and sees how far it is.
+        """An update begins. Starts the process once the rank itself has compiled all kinds without
+        loops, and sees how far it is.
 
         `passes`, `measured`: of the update. `grows`: whether others may come.
         """
         needed = {kind.graph for kind in kinds_of([passes], [measured])}
-        starts = bool(self._used) and not self._decided
+        plain = {kind.graph for kind in self._work.kinds if kind.passes is None}
+        starts = bool(self._used) and plain <= self._used and not self._decided
         if self._process is not None:
             self._look(self._process)
             compiled = {kind.graph for kind in self._work.kinds[: self.compiled]}
             if not needed <= self._used | compiled:
-                self._end("training needs the next kind now")
+                self._end("training needs the next kind now", _COMPILER_SECONDS)
+            elif not grows:
+                self._end("growth is over")
         self._used |= needed
         if starts:
             self._decided = True
@@ -74,21 +80,28 @@ class CompileAhead:
         """End the process; what it has compiled stays."""
         self._end("the run ends")
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, compiler_seconds: float = 0.0) -> None:
         if (process := self._process) is None:
             return
-        self._process = None
+        self._process, compilers = None, []
+        with suppress(psutil.Error):
+            beside = psutil.Process(process.pid)
+            beside.suspend()  # that it starts no other
+            compilers = beside.children(recursive=True)
         process.kill()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)
         if process.stdout is not None:
             process.stdout.close()
+        # Their files are where torch looks for them, and nothing locks them now: half of one would
+        # be loaded.
+        psutil.wait_procs(compilers, compiler_seconds)
         self._tell_early_end(why)
 
     def _tell_early_end(self, why: str) -> None:
         log.info(
-            "compiling ahead ended after %d kinds and %.0f s (%s); others are compiled when needed",
-            self.compiled,
+            "compiling ahead ended after %s and %.0f s (%s); others are compiled when needed",
+            counted(self.compiled, "kind"),
             time.monotonic() - self._started,
             why,
         )
@@ -145,7 +158,8 @@ class CompileAhead:
         self._process = None
         if status == 0:
             seconds = time.monotonic() - self._started
-            log.info("%d kinds of block compiled ahead in %.0f s", self.compiled, seconds)
+            kinds = counted(self.compiled, "kind")
+            log.info("%s of block compiled ahead in %.0f s", kinds, seconds)
             return
         last = self._last_line.decode(errors="replace")
         self._tell_early_end(last if last.startswith("failed") else f"status {status}")
