@@ -14,8 +14,8 @@ from sgt_ds.growth import Passes, Scope
 class LoopInputs(NamedTuple):
     """How one layer loops in one forward pass.
 
-    A compiled block is one graph for each `depth`, `scope`, number of computed heads and presence
-    of `scale`; which heads and which factors are tensors, so that neither recompiles anything.
+    A compiled block is one graph for each `Passes.kind`: which heads and which factors are tensors,
+    so that neither recompiles anything.
     """
 
     depth: int
@@ -26,12 +26,6 @@ class LoopInputs(NamedTuple):
     """int64 (computed heads,), ascending; None computes all."""
     scale: Tensor | None
     """float32 (depth, computed heads), in [0, 1]; None applies no factor."""
-
-    @property
-    def graph(self) -> tuple[int, str, int | None, bool]:
-        """What a compiled block's graph depends on."""
-        heads = None if self.heads is None else len(self.heads)
-        return self.depth, self.scope, heads, self.scale is not None
 
 
 def loop_inputs(passes: Mapping[int, Passes], device: torch.device) -> dict[int, LoopInputs]:

@@ -174,7 +174,7 @@ class Trainer:
         rate = learning_rate(clock.step, training.steps, self.config.optimizer)
         set_learning_rate(self.engine.optimizer.param_groups, rate)
         self.heartbeat.update(
-            clock.step, (measure, *((at, run.graph) for at, run in loops.items()))
+            clock.step, (measure, *((at, run.kind) for at, run in passes.items()))
         )
 
         totals = StepTotals(self.ranks.device)
