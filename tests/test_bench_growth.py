@@ -64,10 +64,13 @@ def test_a_second_run_gets_another_cache_or_other_words(
     # Compiling three times takes minutes; the launch is the same as the one of bench train.
     monkeypatch.setattr(sgt_ds.launch, "launch_one", grown)
     run = write_run(
-        tmp_path / "run.yaml", write_data(tmp_path / "data"), training={"compile": True}
+        tmp_path / "run.yaml",
+        write_data(tmp_path / "data"),
+        training={"compile": True},
+        growth={"entropy_every": 7, "freeze_at": 4},
     )
     scratch = tmp_path / "it is: here"
-    words = ["growth.entropy_every=7", "growth.freeze_at=1", "--scratch", str(scratch), "--json"]
+    words = ["--scratch", str(scratch), "--json"]
     assert main(["bench", "growth", str(run), *words]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["complete"]
@@ -102,6 +105,8 @@ def test_a_second_run_gets_another_cache_or_other_words(
         ("growth.heads=99", "growth.heads"),
         ("deepspeed=nope.json", "nope.json"),
         ("data.train=nope", "nope"),
+        ("growth={entropy_every: 7}", "growth.entropy_every: is set by the benchmark itself"),
+        ("run_dir=mine", "run_dir: is set by the benchmark itself"),
     ],
 )
 def test_a_run_that_cannot_grow_or_compile_is_benched(

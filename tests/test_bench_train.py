@@ -187,6 +187,8 @@ def test_a_bench_that_is_stopped_loses_its_runs_or_leaves_one_behind(tmp_path: P
             "--variants: 'training.compile=false' is an override; overrides go directly after RUN",
         ),
         (("--num-gpus", "1", "seed=3", "--json"), "--num-gpus: 'seed=3' is an override; overrides"),
+        (("telemetry={enabled: false}",), "telemetry.enabled: is set by the benchmark itself"),
+        (("growth.loops=2", "--variants", "vanilla", "sgt:1"), "growth.loops: is set by the"),
         (("--scratch", "/proc/none"), "--scratch: /proc/none cannot be created"),
         (("--scratch", "data"), "--scratch: data"),
     ],

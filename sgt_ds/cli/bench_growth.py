@@ -69,7 +69,7 @@ def growth(options: argparse.Namespace) -> None:
     from sgt_ds.config import load_run_config, resolve_deepspeed
     from sgt_ds.data import check_data
     from sgt_ds.evaluation import check_evaluation
-    from sgt_ds.launch import ending_on_sigterm, gpu_arguments, scratch_for
+    from sgt_ds.launch import check_overrides, ending_on_sigterm, gpu_arguments, scratch_for
     from sgt_ds.report import growth_pauses
 
     config = load_run_config(options.run, options.overrides)
@@ -82,9 +82,11 @@ def growth(options: argparse.Namespace) -> None:
     assert isinstance(layers, int), "sgt takes the number of layers"
     events = layers * config.growth.k_max
     words = _words(options, config.training.micro_batch_size)
+    first = [*words, *_windows(options, events, options.window)]
+    check_overrides(options.overrides, [*first, *_places(Path(), RUNS[0])])
     gpu_arguments(options.num_gpus)
     # Before the first run, and as one line: what its ranks would say.
-    own = load_run_config(options.run, [*words, *_windows(options, events, options.window)])
+    own = load_run_config(options.run, [*options.overrides, *first])
     resolve_deepspeed(own, options.num_gpus, options.run)
     check_data(own.data, own.model, own.evaluation)
     check_evaluation(own.evaluation, str(options.run))
@@ -112,7 +114,6 @@ def growth(options: argparse.Namespace) -> None:
 def _words(options: argparse.Namespace, micro_batch_size: int) -> list[str]:
     batch = micro_batch_size * options.micro_batches * options.num_gpus
     return [
-        *options.overrides,
         *("growth.entropy_every=1", "growth.freeze_at=null"),
         f"training.global_batch_size={batch}",
         *("training.log_every=1", "training.validate_every=1000000", "checkpoint.every=1000000"),
@@ -126,6 +127,19 @@ def _windows(options: argparse.Namespace, events: int, first: int) -> list[str]:
     return [
         *(f"growth.t_start={first}", f"growth.interval={options.window}"),
         f"training.steps={steps}",
+    ]
+
+
+def _places(scratch: Path, name: str) -> list[str]:
+    """Where a run leaves what it makes; only `ahead` compiles ahead, and shares its code with none."""
+    from sgt_ds.launch import path_override
+
+    ahead = name == "ahead"
+    compiled = scratch / ("compiled-ahead" if ahead else "compiled")
+    return [
+        path_override("run_dir", scratch / name),
+        path_override("training.compile_cache", compiled),
+        f"training.compile_ahead={str(ahead).lower()}",
     ]
 
 
@@ -148,22 +162,15 @@ def _said_of_compiling(history: RunHistory) -> str:
 
 def _run(options: argparse.Namespace, words: Sequence[str], scratch: Path, name: str) -> RunHistory:
     from sgt_ds.config import RunLayout
-    from sgt_ds.launch import launch_one, make_scratch, path_override
+    from sgt_ds.launch import launch_one, make_scratch
     from sgt_ds.report import read_history
 
     torch_folder = scratch / f"torch-{name}"
     make_scratch(torch_folder)
-    run_dir, ahead = scratch / name, name == "ahead"
-    own = (
-        path_override("run_dir", run_dir),
-        path_override(
-            "training.compile_cache", scratch / ("compiled-ahead" if ahead else "compiled")
-        ),
-        f"training.compile_ahead={str(ahead).lower()}",
-    )
+    run_dir = scratch / name
     launch_one(
         f"the {name} run",
-        ["sgt_ds.train", str(options.run), *words, *own],
+        ["sgt_ds.train", str(options.run), *options.overrides, *words, *_places(scratch, name)],
         options.num_gpus,
         run_dir.with_suffix(".log"),
         # As on a new machine. On a CPU precompiled headers stay elsewhere, whatever this says.

@@ -143,7 +143,13 @@ def setting_of(options: argparse.Namespace, global_batch_size: int | None) -> Ru
     from sgt_ds.config import load_run_config
     from sgt_ds.data import check_data
     from sgt_ds.evaluation import check_evaluation
-    from sgt_ds.launch import RunSetting, gpu_arguments, variant
+    from sgt_ds.launch import (
+        RunSetting,
+        check_overrides,
+        gpu_arguments,
+        own_overrides,
+        variant,
+    )
 
     for ranks in options.num_gpus:
         gpu_arguments(ranks)
@@ -174,7 +180,7 @@ def setting_of(options: argparse.Namespace, global_batch_size: int | None) -> Ru
         _setting(load_run_config(options.run, [*options.overrides, batch]), ranks, options.run)
     # A run's first update decides its loops, and the second compiles them.
     compiling = 1 if all(chosen.name == "vanilla" for chosen in variants) else 2
-    return RunSetting(
+    setting = RunSetting(
         run_yaml=options.run,
         config=config,
         overrides=tuple(options.overrides),
@@ -187,6 +193,10 @@ def setting_of(options: argparse.Namespace, global_batch_size: int | None) -> Ru
         global_batch=global_batch,
         loads=options.load,
     )
+    for chosen in setting.variants:
+        own = own_overrides(setting, chosen, setting.ranks[0], Path("run"), 1)
+        check_overrides(setting.overrides, own)
+    return setting
 
 
 def to_measure(setting: RunSetting) -> Measured:

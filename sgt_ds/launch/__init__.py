@@ -1,6 +1,7 @@
 """Launching: hostfiles, checks before the start, the deepspeed command, supervision, stopping."""
 
 from sgt_ds.launch.bench_launch import (
+    check_overrides,
     ending_on_sigterm,
     gpu_arguments,
     launch_one,
@@ -48,6 +49,7 @@ from sgt_ds.launch.run_bench import (
     bench_collectives,
     bench_roofline,
     bench_runs,
+    own_overrides,
     variant,
     with_ratios,
 )
@@ -83,6 +85,7 @@ __all__ = [
     "check_model",
     "check_named_checkpoints",
     "check_not_complete",
+    "check_overrides",
     "check_side_folders",
     "check_unattended",
     "deepspeed_command",
@@ -101,6 +104,7 @@ __all__ = [
     "link_of",
     "make_scratch",
     "master_address",
+    "own_overrides",
     "parse_hostfile",
     "path_override",
     "probe",

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from sgt_ds.errors import SgtError, UserError
+import yaml
+
+from sgt_ds.errors import HERE, SgtError, UserError
 from sgt_ds.launch.facts import gpus_here
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes
 from sgt_ds.ports import free_ports
@@ -128,6 +131,29 @@ def scratch_for(given: Path | None) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
         raise
     shutil.rmtree(made)
+
+
+def check_overrides(given: Iterable[str], own: Iterable[str]) -> None:
+    """Check that no override of the user's sets what the benchmark sets itself.
+
+    `given`, `own`: `key=value`, all of them sound. Raises: UserError.
+    """
+    taken = [word.partition("=")[0] for word in own]
+    for word in given:
+        name, _, text = word.partition("=")
+        for key in _leaves(name, yaml.safe_load(text)):
+            if any(f"{key}.".startswith(f"{mine}.") for mine in taken):
+                message = "is set by the benchmark itself; leave it out"
+                raise UserError(HERE, key, message)
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    """The keys of single values that an override sets."""
+    if not isinstance(value, dict):
+        yield key
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{key}.{name}", inner)
 
 
 def path_override(key: str, path: Path) -> str:

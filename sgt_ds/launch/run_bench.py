@@ -63,6 +63,11 @@ class RunSetting:
     loads: bool = False
     """Resume each run once, to time loading."""
 
+    @property
+    def steps(self) -> int:
+        """Updates of a run."""
+        return (self.warm_up + self.intervals) * self.updates
+
 
 @dataclass(frozen=True)
 class RunFigures:
@@ -135,6 +140,26 @@ def variant(text: str, num_layers: int, heads: int) -> Variant:
     return Variant(text, ("method=high_entropy_loop", *listed, *soon))
 
 
+def own_overrides(
+    setting: RunSetting, chosen: Variant, ranks: int, directory: Path, port: int
+) -> list[str]:
+    """The keys that a run has from its bench, whatever its file says.
+
+    `port`: of the first of its exporters.
+    """
+    return [
+        *chosen.overrides,
+        path_override("run_dir", directory),
+        f"training.steps={setting.steps}",
+        f"training.log_every={setting.updates}",
+        f"training.global_batch_size={setting.global_batch[ranks]}",
+        *("training.validate_every=1000000", "checkpoint.every=1000000"),
+        "training.compile_ahead=false",  # nothing computes beside what is timed
+        *("telemetry.enabled=true", "telemetry.host=127.0.0.1", f"telemetry.port={port}"),
+        "resume=never",
+    ]
+
+
 def bench_runs(setting: RunSetting, scratch: Path) -> Iterator[RunFigures]:
     """Make every run, in a folder of its own in `scratch`.
 
@@ -143,12 +168,11 @@ def bench_runs(setting: RunSetting, scratch: Path) -> Iterator[RunFigures]:
     Raises: SgtError where one fails, with its last lines.
     """
     plan = [(ranks, variant) for ranks in setting.ranks for variant in setting.variants]
-    steps = (setting.warm_up + setting.intervals) * setting.updates
-    with Progress("bench", len(plan) * setting.repeats * steps, "steps") as progress:
+    with Progress("bench", len(plan) * setting.repeats * setting.steps, "steps") as progress:
         for repeat in range(setting.repeats):
             for ranks, chosen in plan if repeat % 2 == 0 else reversed(plan):
-                yield _run(setting, scratch, chosen, ranks, repeat, steps)
-                progress.advance(steps, f"{chosen.name} on {ranks}")
+                yield _run(setting, scratch, chosen, ranks, repeat)
+                progress.advance(setting.steps, f"{chosen.name} on {ranks}")
 
 
 def bench_collectives(ranks: int, size: int, scratch: Path) -> dict[str, Any]:
@@ -204,27 +228,16 @@ def with_ratios(figures: Sequence[RunFigures]) -> list[RunFigures]:
 
 
 def _run(
-    setting: RunSetting, scratch: Path, chosen: Variant, ranks: int, repeat: int, steps: int
+    setting: RunSetting, scratch: Path, chosen: Variant, ranks: int, repeat: int
 ) -> RunFigures:
     directory = scratch / f"{chosen.name.replace(':', '-')}-{ranks}-{repeat}"
     name, port = f"{chosen.name} on {ranks} ranks", free_ports(ranks)
-    global_batch = setting.global_batch[ranks]
-    words = [
-        *("sgt_ds.train", str(setting.run_yaml)),
-        *setting.overrides,
-        *chosen.overrides,
-        path_override("run_dir", directory),
-        f"training.steps={steps}",
-        f"training.log_every={setting.updates}",
-        f"training.global_batch_size={global_batch}",
-        *("training.validate_every=1000000", "checkpoint.every=1000000"),
-        "training.compile_ahead=false",  # nothing computes beside what is timed
-        *("telemetry.enabled=true", "telemetry.host=127.0.0.1", f"telemetry.port={port}"),
-    ]
+    own = own_overrides(setting, chosen, ranks, directory, port)
+    words = ["sgt_ds.train", str(setting.run_yaml), *setting.overrides, *own]
     make_scratch(scratch)
     scraper = _Scraper(range(port, port + ranks), setting.warm_up * setting.updates)
     with scraper:
-        launch_one(name, [*words, "resume=never"], ranks, directory.with_suffix(".log"))
+        launch_one(name, words, ranks, directory.with_suffix(".log"))
     figures = _figures(setting, chosen.name, ranks, repeat, directory, scraper)
     if setting.loads:
         launch_one(
