@@ -43,31 +43,32 @@ def narrow_loop(
     computed = heads * head_size
     columns = output.to(x.dtype).view(width, computed)
     rows = (qkv * norm).to(x.dtype).view(3 * computed, width)
-    # P·H(k), unnormed queries, keys and values, and Oᵀ·H(k) behind them: one product for both.
-    parts = (3 * computed, computed)
-    readers = torch.cat((rows, columns.t()))
-    read = F.linear(x, readers)
-    # What the readers see of the heads' outputs: P·O and Oᵀ·O, (4 × computed, computed).
-    readers_of_heads = F.linear(readers, columns.t()) if depth > 1 else None
+    # P·H(k), unnormed queries, keys and values, and Oᵀ·H(k): one product for both at first.
+    read = F.linear(x, torch.cat((rows, columns.t())))
+    projected, columns_of_stream = read.split_with_sizes((3 * computed, computed), -1)
+    # What both see of the heads' outputs: P·O, (3 × computed, computed), and Oᵀ·O, square. Apart
+    # from here on: as one product, backward would lay both gradients side by side in each pass.
+    if depth > 1:
+        rows_of_heads = F.linear(rows, columns.t())
+        columns_of_heads = F.linear(columns.t(), columns.t())
     floor = torch.finfo(x.dtype).eps / 8
     # Of the norm, and not of the float32 copy, backward keeps no more than `x`.
     square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise).square()
     total = None
     for index in range(depth):
-        projected, columns_of_stream = read.split_with_sizes(parts, -1)
         normed = projected.to(precise) * torch.rsqrt(square / width + eps)
         mixed = mix(normed.to(x.dtype), heads, cos, sin, documents)[0]
         if scale is not None:
             mixed = mixed * scale[index].to(x.dtype).repeat_interleave(head_size)
         total = mixed.to(precise) if total is None else total + mixed
-        if readers_of_heads is None or index + 1 == depth:
+        if index + 1 == depth:
             break
-        change = F.linear(mixed, readers_of_heads)
-        _, columns_of_change = change.split_with_sizes(parts, -1)
+        columns_of_change = F.linear(mixed, columns_of_heads)
         both = 2 * columns_of_stream.to(precise) + columns_of_change.to(precise)
         changed = square + (mixed * both).sum(-1, keepdim=True)
         # Where heads take nearly all of the stream away, what is left is less than its rounding.
         square = torch.maximum(changed, floor * square)
-        read = read + change
+        projected = projected + F.linear(mixed, rows_of_heads)
+        columns_of_stream = columns_of_stream + columns_of_change
     assert total is not None
     return x + F.linear(total.to(x.dtype), columns)
