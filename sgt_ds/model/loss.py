@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar, cast
 
@@ -15,6 +16,9 @@ from sgt_ds.model.norm import rms_norm
 # Logits that exist at a time: half a GiB in bfloat16. With the paper's vocabulary that is 5,300
 # tokens, enough to fill a GPU with one product.
 CHUNK_ELEMENTS = 1 << 28
+
+# Logits whose norm is taken at a time: few enough to be read once.
+_BLOCK = 128
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -76,23 +80,33 @@ def chunked_next_token_loss(
 
 
 def loss_chunk(
-    hidden: Tensor, matrix: Tensor, wanted: Tensor, share: float, matrix_gradient: Tensor
+    hidden: Tensor, matrix: Tensor, wanted: Tensor, share: float
 ) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy of some tokens, and the gradients of the sum times `share`.
+    """Summed cross-entropy of some tokens, and the gradient of the sum times `share` by logit.
 
-    `hidden`: floating (tokens, d); `matrix`: (vocabulary, d); `wanted`: int64 (tokens,);
-    `matrix_gradient`: as `matrix`, in at least float32; the tokens' part is added to it.
-    Returns the sum in at least float32, and a gradient like `hidden`.
+    `hidden`: floating (tokens, d); `matrix`: (vocabulary, d); `wanted`: int64 (tokens,).
+    Returns the sum in at least float32, and (tokens, vocabulary) in the dtype of `hidden`.
     """
     logits = F.linear(hidden, matrix)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    log_norm = logits.logsumexp(-1, keepdim=True)
+    # By blocks first: of a whole row, maximum and sum would each read all of it again.
+    blocks = logits.view(len(hidden), -1, math.gcd(len(matrix), _BLOCK))
+    log_norm = blocks.logsumexp(-1).logsumexp(-1, keepdim=True)
     loss = (log_norm - logits.gather(1, wanted[:, None])).sum()
     columns = torch.arange(matrix.shape[0], device=hidden.device)
     off = (logits - log_norm).exp() - (columns == wanted[:, None]).to(logits.dtype)
-    gradient = (share * off).to(hidden.dtype)
-    matrix_gradient += gradient.T @ hidden
-    return loss, gradient @ matrix
+    return loss, (share * off).to(hidden.dtype)
+
+
+def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """Add the product of two matrices to `total`, which may be float32 where they are bfloat16."""
+    if total.dtype == first.dtype:
+        total.addmm_(first, second)
+    elif total.is_cuda:
+        # Added where the product ends: it is neither rounded nor written by itself.
+        torch.addmm(total, first, second, out_dtype=total.dtype, out=total)
+    else:
+        total += first @ second
 
 
 def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -116,9 +130,10 @@ class _ChunkedLoss(torch.autograd.Function):
         matrix_gradient = torch.zeros_like(matrix, dtype=precise)
         hidden_gradients = []
         for part, own in _split(hidden, wanted, chunks):
-            loss, of_hidden = chunk(part, matrix, own, 1 / len(hidden), matrix_gradient)
+            loss, gradient = chunk(part, matrix, own, 1 / len(hidden))
             total += loss
-            hidden_gradients.append(of_hidden)
+            add_product(matrix_gradient, gradient.T, part)
+            hidden_gradients.append(gradient @ matrix)
         context.save_for_backward(torch.cat(hidden_gradients), matrix_gradient.to(matrix.dtype))
         context.prepare = prepare
         return total / len(hidden)
