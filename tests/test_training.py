@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -94,6 +95,34 @@ def test_an_inf_gradient_on_one_rank_skips_the_update_on_all(tmp_path: Path, dat
     # The batch of the skipped update is consumed: tokens count 21 batches.
     assert runs.metrics(tmp_path / "run")[-2]["tokens"] == 21 * 8 * 64
     runs.check_replay(tmp_path / "run")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_reducing_in_place_changes_a_bit_or_copies_buckets(
+    ranks: int, tmp_path: Path, data: Path
+) -> None:
+    values = json.loads(Path("ds_configs/zero2_bf16.json").read_text())
+    # Buckets of some parameters, and parameters larger than a bucket.
+    values["zero_optimization"]["reduce_bucket_size"] = 20_000
+    (tmp_path / "small_buckets.json").write_text(json.dumps(values))
+    script, sums = str(Path(__file__).parent / "zero_sums.py"), []
+    for mode in ((), ("plain",)):
+        run = runs.write_run(
+            tmp_path / f"run{len(sums)}.yaml",
+            data,
+            deepspeed=str(tmp_path / "small_buckets.json"),
+            training={"steps": 4, "validate_every": 4},
+        )
+        command = runs.launcher(run, ranks)
+        command[command.index("--module") : command.index("sgt_ds.train") + 1] = [script]
+        output = runs.run_to_end([*command, *mode])
+        told = re.findall(r"SUMS (\[.*\])", output)
+        sums.append(sorted(json.loads(line) for line in told))
+    in_place, plain = sums
+    assert [one[:2] for one in in_place] == [one[:2] for one in plain]
+    assert len(plain) == ranks
+    assert [copied for *_, copied in in_place] == [0] * ranks
+    assert all(copied > 0 for *_, copied in plain)
 
 
 def test_a_run_forked_from_vanilla_equals_one_that_grew_all_along(

@@ -71,7 +71,7 @@ def chunked_next_token_loss(
         precise = torch.promote_types(hidden.dtype, torch.float32)
         sums = [
             F.cross_entropy(logits.to(precise), own, reduction="sum")
-            for part, own in _split(hidden, wanted, chunks)
+            for part, own in _chunks(chunks, hidden, wanted)
             for logits in (F.linear(part, matrix),)
         ]
         return torch.stack(sums).sum() / len(hidden)
@@ -81,25 +81,25 @@ def chunked_next_token_loss(
 
 def loss_chunk(
     hidden: Tensor, matrix: Tensor, wanted: Tensor, share: float
-) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy of some tokens, and the gradient of the sum times `share` by logit.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed cross-entropy of some tokens, and its gradient by logit times `share`, in two parts.
 
-    `hidden`: floating (tokens, d); `matrix`: (vocabulary, d); `wanted`: int64 (tokens,).
-    Returns the sum in at least float32, and (tokens, vocabulary) in the dtype of `hidden`.
+    `hidden`: floating (tokens, d); `matrix`: (vocabulary, d); `wanted`: int64 (tokens, 1).
+    Returns the sum in at least float32; softmax times `share`, (tokens, vocabulary); and what
+    belongs in the place of `wanted`, (tokens, 1). Both in the dtype of `hidden`.
     """
     logits = F.linear(hidden, matrix)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # By blocks first: of a whole row, maximum and sum would each read all of it again.
     blocks = logits.view(len(hidden), -1, math.gcd(len(matrix), _BLOCK))
     log_norm = blocks.logsumexp(-1).logsumexp(-1, keepdim=True)
-    loss = (log_norm - logits.gather(1, wanted[:, None])).sum()
-    columns = torch.arange(matrix.shape[0], device=hidden.device)
-    off = (logits - log_norm).exp() - (columns == wanted[:, None]).to(logits.dtype)
-    return loss, (share * off).to(hidden.dtype)
+    log_likelihood = logits.gather(1, wanted) - log_norm
+    softmax = (share * (logits - log_norm).exp()).to(hidden.dtype)
+    return -log_likelihood.sum(), softmax, (share * log_likelihood.expm1()).to(hidden.dtype)
 
 
-def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
-    """Add the product of two matrices to `total`, which may be float32 where they are bfloat16."""
+def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """Add a product of two matrices to `total`, which may be float32 where they are bfloat16."""
     if total.dtype == first.dtype:
         total.addmm_(first, second)
     elif total.is_cuda:
@@ -109,8 +109,8 @@ def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
         total += first @ second
 
 
-def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
-    return (gradient.to(factor.dtype) * factor).to(gradient.dtype)
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return (gradient.to(factor.dtype) * factor).to(dtype)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -128,14 +128,17 @@ class _ChunkedLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=precise, device=hidden.device)
         # Added up over chunks in float32: bfloat16 would lose what a late chunk brings.
         matrix_gradient = torch.zeros_like(matrix, dtype=precise)
-        hidden_gradients = []
-        for part, own in _split(hidden, wanted, chunks):
-            loss, gradient = chunk(part, matrix, own, 1 / len(hidden))
+        hidden_gradient = torch.empty_like(hidden)
+        rows = (hidden, wanted[:, None], hidden_gradient)
+        for part, own, of_hidden in _chunks(chunks, *rows):
+            loss, gradient, of_wanted = chunk(part, matrix, own, 1 / len(hidden))
             total += loss
-            add_product(matrix_gradient, gradient.T, part)
-            hidden_gradients.append(gradient @ matrix)
-        context.save_for_backward(torch.cat(hidden_gradients), matrix_gradient.to(matrix.dtype))
-        context.prepare = prepare
+            # Not in compiled code, which would compare each of the vocabulary with the wanted one.
+            gradient.scatter_(1, own, of_wanted)
+            _add_product(matrix_gradient, gradient.T, part)
+            torch.mm(gradient, matrix, out=of_hidden)
+        context.save_for_backward(hidden_gradient, matrix_gradient)
+        context.prepare, context.dtype = prepare, matrix.dtype
         return total / len(hidden)
 
     @staticmethod
@@ -143,9 +146,9 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(context: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
         # Compiled: torch's own product with a factor on a GPU takes twice as long.
         scaled = context.prepare(_scaled)
-        gradients = (scaled(gradient, factor) for gradient in context.saved_tensors)
+        gradients = (scaled(each, factor, context.dtype) for each in context.saved_tensors)
         return *gradients, None, None, None
 
 
-def _split(hidden: Tensor, wanted: Tensor, chunks: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(torch.tensor_split(hidden, chunks), torch.tensor_split(wanted, chunks), strict=True)
+def _chunks(count: int, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(torch.tensor_split(each, count) for each in rows), strict=True)

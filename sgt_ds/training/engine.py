@@ -15,7 +15,6 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.utils import clip_grad_norm_
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.utils import safe_set_full_fp32_param
 from pydantic import ValidationError
@@ -26,6 +25,12 @@ from sgt_ds.config import RunConfig, resolve_deepspeed
 from sgt_ds.errors import UserError
 from sgt_ds.training.network import adopt_mpirun, choose_gloo_interface
 from sgt_ds.training.optimizer import build_optimizer
+from sgt_ds.training.zero import (
+    judge_by_the_norm,
+    judge_without_zero,
+    reduce_in_place,
+    reduce_without_the_host,
+)
 
 log = logging.getLogger(__name__)
 
@@ -160,11 +165,12 @@ def build_engine(
         dist_init_required=False,
     )
     if engine.zero_optimization_stage() == 0:
-        _judge_without_zero(engine)
+        judge_without_zero(engine)
     else:
-        _judge_by_the_norm(engine.optimizer)
+        judge_by_the_norm(engine.optimizer)
+        reduce_in_place(engine.optimizer, ranks.world_size)
     if ranks.device.type == "cuda":
-        _reduce_without_the_host(engine.optimizer)
+        reduce_without_the_host(engine.optimizer)
     return engine
 
 
@@ -200,69 +206,6 @@ def _check_zero(path: Path, section: Mapping[str, Any]) -> None:
         field = ".".join(("zero_optimization", *map(str, first["loc"])))
         message = f"{first['msg']} (got {first['input']!r}); correct or remove it"
         raise UserError(path, field, message, everywhere=True) from None
-
-
-def _judge_without_zero(engine: deepspeed.DeepSpeedEngine) -> None:
-    """Skip an update whose gradients are not finite, and tell their norm, as ZeRO's optimizers do.
-
-    With stage 0 in fp32 DeepSpeed would apply it, and forget the norm that clipping measured. The
-    gradients are reduced by then: all ranks find the same. DeepSpeed 0.19, `engine.py`,
-    `_take_model_step`.
-    """
-    optimizer = engine.optimizer
-    apply = optimizer.step
-
-    def clip() -> None:
-        norm = clip_grad_norm_(
-            engine.module.parameters(), max_norm=engine.gradient_clipping(), mpu=engine.mpu
-        )
-        engine._global_grad_norm = norm
-        optimizer.overflow = not torch.isfinite(norm).item()
-
-    def step() -> None:
-        if not optimizer.overflow:
-            apply()
-
-    engine.clip_fp32_gradients, optimizer.step = clip, step
-
-
-def _judge_by_the_norm(optimizer: Any) -> None:
-    """Let the norm alone tell whether the gradients are finite: it is so where each of them is.
-
-    ZeRO's step would read all gradients several times for that, and then judge the norm as well.
-    DeepSpeed 0.19, `stage_1_and_2.py`, `step`.
-    """
-    if getattr(optimizer, "compute_grad_norm", False):  # ZeRO-1 of bf16 may have another optimizer
-        optimizer.check_overflow = lambda partition_gradients=True: None
-
-
-def _reduce_without_the_host(optimizer: Any) -> None:
-    """Let the card, not the host, wait for the gradients that are still on their way.
-
-    With `overlap_comm` ZeRO's epilogue of each backward stops the host until the card has nothing
-    left to do, and then the card until the host has queued the next micro-batch. That the stream
-    of the next forward waits for the one of the reductions orders the same work. DeepSpeed 0.19,
-    `stage_1_and_2.py`, `independent_gradient_partition_epilogue`.
-    """
-    stream = getattr(optimizer, "reduction_stream", None)
-    epilogue = getattr(optimizer, "independent_gradient_partition_epilogue", None)
-    if stream is None or epilogue is None or not optimizer.overlap_comm:
-        return
-    if not optimizer.contiguous_gradients:  # what is in no bucket is reduced after that wait
-        return
-    accelerator = get_accelerator()
-
-    def ordered() -> None:
-        wait, accelerator.synchronize = accelerator.synchronize, wait_for_reductions
-        try:
-            epilogue()
-        finally:
-            accelerator.synchronize = wait
-
-    def wait_for_reductions(device_index: int | None = None) -> None:
-        torch.cuda.current_stream(device_index).wait_stream(stream)
-
-    optimizer.independent_gradient_partition_epilogue = ordered
 
 
 def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
