@@ -120,6 +120,37 @@ time.sleep(600)
 """
 
 
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+RUN_KINDS = """
+import sys
+from torch._dynamo.utils import counters
+from sgt_ds.training.compile_kinds import Work, compile_kinds
+list(compile_kinds(Work.from_json(sys.stdin.read())))
+print([counters["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")])
+"""
+
+
+# On a CPU a whole run shows it, above.
+@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=ON_A_GPU)])
+def test_a_kind_compiled_ahead_is_compiled_again(device: str, tmp_path: Path) -> None:
+    work = replace(WORK, device=device, sequence_length=64, rank_pid=os.getpid())
+    folders = {name: str(tmp_path) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    told = []
+    for words in (("-m", "sgt_ds.training.compile_kinds"), ("-c", RUN_KINDS)):
+        done = subprocess.run(
+            [sys.executable, *words],
+            input=work.as_json(),
+            env={**runs.environment(), **folders},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "unable to load" not in done.stderr
+        told.append(done.stdout.split("\n")[:-1])
+    # Forward and backward of each.
+    assert told == [["compiled"] * 2, ["[4, 0]"]]
+
+
 def test_a_killed_rank_leaves_the_process_that_compiles_for_it(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", RANK, WORK.as_json()],

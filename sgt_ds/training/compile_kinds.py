@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 from sgt_ds.config import ModelConfig
 from sgt_ds.growth import Passes
@@ -100,9 +99,6 @@ def compile_kinds(work: Work) -> Iterator[Kind]:
         torch.cuda.set_device(device)
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, work.memory_bytes / total), device)
-        # Which of a kernel's forms is the fastest cannot be timed while training has the GPU too:
-        # the rank, which finds all of them compiled, is left to choose.
-        AutotuneCache.save = _forget  # type: ignore[method-assign]
     model = Transformer(
         one_block(work.model),
         compile_blocks=True,
@@ -117,10 +113,6 @@ def compile_kinds(work: Work) -> Iterator[Kind]:
         output.logits.sum().backward()  # the loss has been compiled by the rank itself
         model.zero_grad()
         yield kind
-
-
-def _forget(*_: object, **__: object) -> None:
-    """Keep nothing of what was timed."""
 
 
 def main() -> int:
