@@ -168,14 +168,15 @@ class Trainer:
         passes = self.growth.passes(clock.step)
         loops = loop_inputs(passes, self.ranks.device)
         measure = self.growth.measures(clock.step)
+        self.heartbeat.update(
+            clock.step, (measure, *((at, run.kind) for at, run in passes.items()))
+        )
         if self.ahead is not None:
+            self.heartbeat.enter("compile_ahead")  # compilers that it ends are waited for
             grows = self.growth.phase(clock.step) != "fixed"
             self.ahead.proceed(passes, measured=measure, grows=grows)
         rate = learning_rate(clock.step, training.steps, self.config.optimizer)
         set_learning_rate(self.engine.optimizer.param_groups, rate)
-        self.heartbeat.update(
-            clock.step, (measure, *((at, run.kind) for at, run in passes.items()))
-        )
 
         totals = StepTotals(self.ranks.device)
         # token ids, int64 (sequences, positions + 1)
