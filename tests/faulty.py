@@ -12,6 +12,7 @@ bytes then (200 kB where it is left out);
 {"slow_journal": {"seconds"}}: the disk takes that long for the first decision;
 {"slow_compilers": {"seconds", "step"}}: compilers beside the rank take that long to end after that step,
 while a save is under way;
+{"slow_validation": {"seconds"}}: every validation takes that much longer;
 {"memory_limit": file}: what the host's memory is limited to stands in that file;
 {"dies": {"rank", "step"}}: that rank is killed where it waits for a save after that step;
 {"stop": {"rank", "place"}}: that rank is stopped (SIGSTOP) in the first "save", "data" or "end";
@@ -194,6 +195,17 @@ def slow_compilers(trainer: Any, seconds: float, step: int) -> None:
     trainer.checkpoints.is_busy = lambda: trainer.clock.step == step or is_busy()
 
 
+def slow_validation(trainer: Any, seconds: float) -> None:
+    validation = trainer.validation
+
+    def slowly(*given: Any) -> float:
+        time.sleep(seconds)
+        loss: float = validation(*given)
+        return loss
+
+    trainer.validation = slowly
+
+
 def dies(trainer: Any, rank: int, step: int) -> None:
     """One rank goes while the others wait with it."""
     finish = trainer.checkpoints.finish
@@ -247,6 +259,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "slow_compilers": slow_compilers,
     "slow_journal": slow_journal,
     "slow_updates": slow_updates,
+    "slow_validation": slow_validation,
     "stop": stop,
 }
 
