@@ -38,7 +38,21 @@ SCENARIOS = {
         1,
         "fp32",
     ),
+    "decay begins": (
+        "sgt",
+        "decay",
+        State({1: Loop(1, (0, 2), "attention", STEP, STEP, leaving=(1, 3))}, 1),
+        2,
+        "fp32",
+    ),
     "ramp": ("sgt", "ramp", State({2: Loop(2, (0, 1), "attention", 0, 3)}, 2), 0, "fp32"),
+    "ramp, narrowing": (
+        "high_entropy_loop",
+        "ramp",
+        State({2: Loop(2, (0,), "attention", -4, 4, leaving=(1, 3))}),
+        2,
+        "fp32",
+    ),
     "block": ("block_loop", "none", State({1: Loop(2, None, "block", 0, 0)}), 2, "fp32"),
     "attention": (
         "attention_loop",

@@ -10,6 +10,9 @@ bytes then (200 kB where it is left out);
 {"slow_disk": seconds}: every file of a checkpoint is written that late;
 {"slow_updates": {"seconds"}}: every update takes that much longer;
 {"slow_journal": {"seconds"}}: the disk takes that long for the first decision;
+{"slow_compilers": {"seconds", "step"}}: compilers beside the rank take that long to end after that step,
+while a save is under way;
+{"slow_validation": {"seconds"}}: every validation takes that much longer;
 {"memory_limit": file}: what the host's memory is limited to stands in that file;
 {"dies": {"rank", "step"}}: that rank is killed where it waits for a save after that step;
 {"stop": {"rank", "place"}}: that rank is stopped (SIGSTOP) in the first "save", "data" or "end";
@@ -27,6 +30,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -179,6 +183,29 @@ def slow_journal(trainer: Any, seconds: float) -> None:
     journal.decision = slowly
 
 
+def slow_compilers(trainer: Any, seconds: float, step: int) -> None:
+    """Stands for a rank that needs a kind which is not compiled ahead."""
+    is_busy = trainer.checkpoints.is_busy
+
+    def proceed(*_: object, **__: object) -> None:
+        if trainer.clock.step == step:
+            time.sleep(seconds)
+
+    trainer.ahead = SimpleNamespace(proceed=proceed, close=lambda: None, compiled=0)
+    trainer.checkpoints.is_busy = lambda: trainer.clock.step == step or is_busy()
+
+
+def slow_validation(trainer: Any, seconds: float) -> None:
+    validation = trainer.validation
+
+    def slowly(*given: Any) -> float:
+        time.sleep(seconds)
+        loss: float = validation(*given)
+        return loss
+
+    trainer.validation = slowly
+
+
 def dies(trainer: Any, rank: int, step: int) -> None:
     """One rank goes while the others wait with it."""
     finish = trainer.checkpoints.finish
@@ -229,8 +256,10 @@ FAULTS: dict[str, Callable[..., None]] = {
     "dies": dies,
     "full_disk": full_disk,
     "no_memory": no_memory,
+    "slow_compilers": slow_compilers,
     "slow_journal": slow_journal,
     "slow_updates": slow_updates,
+    "slow_validation": slow_validation,
     "stop": stop,
 }
 

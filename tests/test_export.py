@@ -173,13 +173,15 @@ def test_loops_matter_to_the_logits(runs: Path, exports: Path) -> None:
 
 
 def test_entry_window_exports_the_factors_of_its_step(exports: Path) -> None:
-    """Step 6, entered at 4, window 8: decay 1 - 2/8; entered at 3 by ramp: 3/8 on the newest."""
+    """Step 6, entered at 4, window 8: falling 1 - 2/8; entered at 3 by ramp: 3/8 on the newest."""
     decay = json.loads((exports / "decay" / "config.json").read_text())["loops"]
     assert decay["1"]["heads"] == [0, 2]
     assert decay["1"]["scale"] == {"0": [1.0], "1": [0.75], "2": [1.0], "3": [0.75]}
     assert "scale" not in decay["3"]
     ramp = json.loads((exports / "ramp" / "config.json").read_text())["loops"]
     assert ramp["2"]["scale"] == {"0": [1.0, 0.375], "1": [1.0, 0.375]}
+    narrowing = json.loads((exports / "ramp, narrowing" / "config.json").read_text())["loops"]
+    assert narrowing["2"]["scale"] == {"0": [1.0] * 2, "1": [0.75] * 2, "3": [0.75] * 2}
     assert "while a loop was entering" in (exports / "decay" / "README.md").read_text()
 
 

@@ -37,6 +37,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "attention_loop": ("attention_loop", {"layers": [1, 3], "loops": 2}),
     "high_entropy_loop": ("high_entropy_loop", {"layers": [2], "stages": [3, 2]}),
     "low_entropy_loop": ("low_entropy_loop", {"layers": [2], "stages": [3, 2]}),
+    "high_entropy_loop, ramp": (
+        "high_entropy_loop",
+        {"layers": [2], "stages": [3, 2], "loops": 2, "entry": "ramp"},
+    ),
     "sgt, decay": ("sgt", {"entry": "decay"}),
     "sgt, ramp": ("sgt", {"entry": "ramp"}),
 }

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sgt_ds.config import ModelConfig
-from sgt_ds.growth import Passes
+from sgt_ds.config import Entry, GrowthConfig, ModelConfig
+from sgt_ds.growth import Entropy, Passes, build_policy, passes_at
 from sgt_ds.model import Transformer, loop_inputs
 from sgt_ds.model.narrow import narrow_loop
 from sgt_ds.model.rope import rotary_tables
@@ -154,6 +154,57 @@ def test_a_ramp_at_its_first_step_changes_a_logit() -> None:
     for before, after in entering.values():
         without = model(TOKENS, loops=before).logits
         assert torch.equal(model(TOKENS, loops=loop_inputs(after, CPU)).logits, without)
+
+
+@pytest.mark.parametrize("stages", [[3, 1], [2, 1]])
+@pytest.mark.parametrize("entry", ["ramp", "decay", "none"])
+@pytest.mark.parametrize("method", ["sgt", "high_entropy_loop", "low_entropy_loop"])
+def test_a_growth_event_by_ramp_changes_a_logit(
+    method: str, entry: Entry, stages: list[int]
+) -> None:
+    """All events of a run, each with the passes before and after it. Other entries do change some."""
+    growth = GrowthConfig(
+        layers=2 if method == "sgt" else [1, 2],
+        heads=stages[0],
+        k_max=2,
+        loops=3,
+        stages=stages,
+        t_start=4,
+        interval=4,
+        entry=entry,
+    )
+    policy = build_policy(method, growth, CONFIG)
+    model = Transformer(CONFIG.model_copy(update={"init_std": 0.2}), seed=1)
+    generator, changes = torch.Generator().manual_seed(0), []
+    state, step = policy.initial_state(), growth.t_start
+    while policy.is_due(step, state):
+        rows = torch.rand(CONFIG.num_layers, CONFIG.num_heads, generator=generator) / 10
+        rows += torch.arange(CONFIG.num_layers)[:, None] / 5  # deeper layers are chosen first
+        mean = tuple(map(tuple, rows.tolist()))
+        after = policy.decide(step, Entropy(mean, mean), state).after
+        there, then = (
+            model(
+                TOKENS,
+                loops=loop_inputs(
+                    passes_at(
+                        each,
+                        step,
+                        entry=entry,
+                        interval=growth.interval,
+                        num_heads=CONFIG.num_heads,
+                    ),
+                    CPU,
+                ),
+            ).logits
+            for each in (state, after)
+        )
+        changes.append((then - there).abs().max().item())
+        state, step = after, step + growth.interval
+    assert len(changes) == (4 if method == "sgt" else 2)
+    if entry == "ramp":
+        assert changes == [0.0] * len(changes)
+    else:
+        assert changes[0] > 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

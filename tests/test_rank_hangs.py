@@ -82,10 +82,12 @@ def test_a_rank_that_is_stopped_in_a_save_data_or_the_end_is_waited_for_as_long_
         os.kill(second, signal.SIGKILL)
 
 
-def test_a_slow_disk_under_the_journal_is_taken_for_a_hang(
-    tmp_path: Path, data: Path, nursery: Nursery
+@pytest.mark.parametrize("slow", [{"slow_journal": {}}, {"slow_compilers": {"step": 4}}])
+def test_a_slow_disk_under_the_journal_or_the_end_of_compilers_is_taken_for_a_hang(
+    slow: dict[str, dict[str, int]], tmp_path: Path, data: Path, nursery: Nursery
 ) -> None:
-    fault = {"slow_journal": {"seconds": 1.5 * HANG_SECONDS}}
+    ((what, when),) = slow.items()
+    fault = {what: {**when, "seconds": 1.5 * HANG_SECONDS}}
     start(tmp_path, "run", data, nursery, fault, steps=8).end()
     assert [line for line in runs.journal_lines(tmp_path / "run") if "rule" in line]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import ROOT, run_to_end, write_data, write_run
+from forked import Nursery
+from runs import ROOT, metrics, run_to_end, write_data, write_run
 
 from sgt_ds.training.parts import StepParts
 from sgt_ds.training.throughput import Throughput
@@ -55,6 +56,25 @@ def test_a_validation_or_what_an_earlier_process_did_counts_as_training(
     clock[0] += 1
     assert throughput.tokens_per_second(1600) == 100
     assert throughput.step_seconds(15) == 13, "the ETA has room for validations"
+
+
+def test_a_run_counts_its_validations_as_training(tmp_path: Path, nursery: Nursery) -> None:
+    run = write_run(
+        tmp_path / "run.yaml",
+        write_data(tmp_path / "data"),
+        training={"steps": 8, "validate_every": 4},
+        checkpoint={"every": 100},
+        telemetry={"enabled": False},
+    )
+    fault = json.dumps({"slow_validation": {"seconds": 4}})
+    nursery.start(tmp_path / "log", [fault, run], ranks=1, entry="faulty:main").end()
+    rows = {row["step"]: row for row in metrics(tmp_path / "run") if "loss" in row}
+    tokens = rows[6]["tokens"] - rows[5]["tokens"]
+    # Since the report before, or the validation: what is not the update itself.
+    beside = {
+        step: tokens / row["tokens_per_second"] - row["step_seconds"] for step, row in rows.items()
+    }
+    assert beside[5] < 2, beside
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

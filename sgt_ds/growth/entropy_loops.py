@@ -2,7 +2,8 @@
 
 Paper, ablation protocol: in the first window ten heads are found, in the second two of them, then
 the structure is frozen. With entry `decay` the heads that drop out fall from 1 to 0 over the
-window and all heads are computed meanwhile.
+window and all heads are computed meanwhile; with `ramp` the first ten rise, and of them those that
+drop out fall.
 """
 
 from __future__ import annotations
@@ -82,11 +83,12 @@ class EntropyLoop:
         self, old: Loop | None, step: int, staying: tuple[int, ...], leaving: tuple[int, ...]
     ) -> Loop:
         heads = tuple(sorted(staying))
-        falling = tuple(sorted(leaving)) if self.entry == "decay" else ()
+        # A head that has not looped yet need not fall where others rise.
+        falls = self.entry == "decay" or (self.entry == "ramp" and old is not None)
+        falling = tuple(sorted(leaving)) if falls else ()
         if old is None:
             return Loop(self._loops, heads, "attention", step, step, falling)
-        # Only falling heads open a window of their own: a ramp has run its course by now and
-        # must not start again.
+        # Only falling heads open a window of their own.
         entered = step if falling else old.entered
         return replace(old, heads=heads, entered=entered, leaving=falling)
 

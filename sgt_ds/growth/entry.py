@@ -54,7 +54,7 @@ def passes_at(
     """What each looping layer runs in the update after `step` applied updates.
 
     `interval`: updates of an entry window (Δt). The u-th update after a decision (u = 0, 1, …)
-    has the factor 1 − u/Δt (decay) or u/Δt (ramp).
+    has the factor 1 − u/Δt on the heads that leave, and with ramp u/Δt on each new pass.
     """
     return {
         layer: _passes(loop, (step - loop.entered) / interval, entry, num_heads)
@@ -66,15 +66,21 @@ def _passes(loop: Loop, elapsed: float, entry: Entry, num_heads: int) -> Passes:
     """`elapsed`: windows since the loop's newest decision; in [0, 1) while it enters."""
     if loop.scope == "block" or loop.heads is None:
         return Passes(loop.depth, loop.scope, None, None)
+    falling = 1.0 - elapsed
     if entry == "ramp":
         # The factor tensor stays after the window, all ones: no new kind of block then.
-        count = len(loop.heads)
-        newest = (min(1.0, elapsed),) * count
-        scale = ((1.0,) * count,) * (loop.depth - 1) + (newest,)
+        if elapsed < 1 and loop.leaving:
+            heads = tuple(sorted(loop.heads + loop.leaving))
+            factors = tuple(falling if head in loop.leaving else 1.0 for head in heads)
+            return Passes(loop.depth, loop.scope, heads, (factors,) * loop.depth)
+        rising = (min(1.0, elapsed),) * len(loop.heads)
+        whole = (1.0,) * len(loop.heads)
+        # The decision that activates a layer brings all of its passes, a later one the last.
+        earlier = 0 if loop.entered == loop.step else loop.depth - 1
+        scale = (whole,) * earlier + (rising,) * (loop.depth - earlier)
         return Passes(loop.depth, loop.scope, loop.heads, scale)
     if entry == "decay" and elapsed < 1 and loop.leaving:
         staying, leaving = set(loop.heads), set(loop.leaving)
-        falling = 1.0 - elapsed
         factors = tuple(
             1.0 if head in staying else falling if head in leaving else 0.0
             for head in range(num_heads)

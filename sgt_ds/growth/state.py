@@ -22,7 +22,8 @@ class Loop:
     `heads`: ascending indices of the heads that stay; None for a whole block.
     `step`: update count at which the layer was activated.
     `entered`: update count of the newest decision about this loop; its entry window starts there.
-    `leaving`: heads whose output falls from 1 to 0 during that window (entry `decay`).
+    `leaving`: heads whose output falls from 1 to 0 during that window (entry `decay`; with `ramp`
+    only those that have looped).
     """
 
     depth: int

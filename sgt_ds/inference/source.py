@@ -161,8 +161,11 @@ def exported_loops(source: Source) -> dict[str, dict[str, Any]]:
             "scope": loop.scope,
         }
         run = source.passes[layer]
-        if run.scale is not None and any(factor != 1.0 for row in run.scale for factor in row):
-            computed = range(source.model.num_heads) if run.heads is None else run.heads
+        computed = tuple(range(source.model.num_heads)) if run.heads is None else run.heads
+        # At the first step of a window the leaving heads still have the factor 1.
+        if run.scale is not None and (
+            computed != loop.heads or any(factor != 1.0 for row in run.scale for factor in row)
+        ):
             columns = dict(zip(computed, zip(*run.scale, strict=True), strict=True))
             entry["scale"] = {
                 str(head): list(column)

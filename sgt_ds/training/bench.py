@@ -235,7 +235,8 @@ def _cases(setting: Setting) -> list[_Case]:
         if depth:
             add(variant, "none", dict.fromkeys(looping, loop))
     for entry in dict.fromkeys(setting.entering):
-        leaving = tuple(range(setting.heads, model.num_heads))
+        # By ramp no other head has looped before.
+        leaving = tuple(range(setting.heads, model.num_heads)) if entry == "decay" else ()
         newest = Loop(1, heads, "attention", step=0, entered=0, leaving=leaving)
         add(f"entering by {entry}", entry, {looping[-1]: newest})
     return cases

@@ -1,7 +1,9 @@
-"""The process beside a rank that compiles what growth will need. Waits for it never, and fails no run.
+"""The process beside a rank that compiles what growth will need. Fails no run.
 
 The first update with new loops then finds their blocks in torch's folder of compiled code; if it comes
-too early, the process is ended, since it may hold a lock of torch's that the rank would wait for.
+too early, the process is ended, since it may hold a lock of torch's that the rank would wait for. The
+rank waits for that end, and for compilers that the process had started, within the limits below; it
+waits for nothing else of it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ log = logging.getLogger(__name__)
 _CONTEXT_BYTES = _LIBRARY_BYTES = 1 << 30
 # Fragments: of the block's memory, and of the rank's own.
 _BLOCK_SLACK, _RANK_SLACK = 2.0, 1.1
-# How long a killed process may take to end; a device may hold it longer. And a C++ compiler of its.
+# How long the rank waits for a killed process to end, which a device may hold longer; and then for
+# its C++ compilers to finish what the rank will need.
 _END_SECONDS, _COMPILER_SECONDS = 5.0, 60.0
 # Bytes of what it says at a time: a line for each kind, or for a fault.
 _MOST_HEARD = 1 << 16

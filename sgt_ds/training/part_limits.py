@@ -6,11 +6,13 @@ import time
 from collections.abc import Hashable
 
 # What may last long for good reasons: it is bounded by the time limit of collectives.
-_PATIENT = frozenset({"start", "data", "report", "checkpoint", "validation", "end"})
+_PATIENT = frozenset(
+    {"start", "compile_ahead", "data", "report", "checkpoint", "validation", "end"}
+)
 
 # Of these, and of the first reduction, those in which only a save holds up heartbeats: elsewhere a
 # full disk cache may, or a library that loads or compiles and lets no thread continue.
-_HEARD = frozenset({"data", "reduce", "end"})
+_HEARD = frozenset({"compile_ahead", "data", "reduce", "end"})
 
 # What forward, backward and optimizer may take, in units of the longest time that they have taken:
 # in updates like earlier ones, and in those that may compile.
@@ -22,9 +24,9 @@ class PartLimits:
     """Follows the parts of an update, and says how long the one in progress may take.
 
     `hang_seconds`: limit of a part; the run's own pace may lengthen that of forward, backward and
-    optimizer. `patient_seconds`: limit of what may last, and of all: joining, data, this rank's own
-    work in the first update with a new shape of loops (it may compile), the first reduction,
-    reports, validation, checkpoints.
+    optimizer. `patient_seconds`: limit of what may last, and of all: joining, the end of compilers
+    beside this rank, data, its own work in the first update with a new shape of loops (it may
+    compile), the first reduction, reports, validation, checkpoints.
     """
 
     def __init__(self, hang_seconds: float, patient_seconds: float) -> None:

@@ -168,14 +168,15 @@ class Trainer:
         passes = self.growth.passes(clock.step)
         loops = loop_inputs(passes, self.ranks.device)
         measure = self.growth.measures(clock.step)
+        self.heartbeat.update(
+            clock.step, (measure, *((at, run.kind) for at, run in passes.items()))
+        )
         if self.ahead is not None:
+            self.heartbeat.enter("compile_ahead")  # compilers that it ends are waited for
             grows = self.growth.phase(clock.step) != "fixed"
             self.ahead.proceed(passes, measured=measure, grows=grows)
         rate = learning_rate(clock.step, training.steps, self.config.optimizer)
         set_learning_rate(self.engine.optimizer.param_groups, rate)
-        self.heartbeat.update(
-            clock.step, (measure, *((at, run.kind) for at, run in passes.items()))
-        )
 
         totals = StepTotals(self.ranks.device)
         # token ids, int64 (sequences, positions + 1)
@@ -214,7 +215,7 @@ class Trainer:
         if self.telemetry is not None:
             self.telemetry.observe_step(clock.step, seconds, self.loader.wait_seconds)
         if clock.step % training.log_every == 0 or clock.step == training.steps:
-            self._report_step(totals.mean_loss(), rate, seconds)
+            self._report_step(totals, rate, seconds)
         return True
 
     def decide(self) -> None:
@@ -379,8 +380,14 @@ class Trainer:
         with self.parts.host("checkpoint"):  # the newest one is read whole before the run ends
             self.skips.skipped(self.clock.step, self.checkpoints.newest)
 
-    def _report_step(self, loss: float, rate: float, seconds: float) -> None:
-        """Log, metrics row and model-wide series; the one place that waits for the device."""
+    def _report_step(self, totals: StepTotals, rate: float, seconds: float) -> None:
+        """Log, metrics row and model-wide series. Waits for all that the device has to do.
+
+        Otherwise an update waits for the verdict on its gradients, and where growth decides.
+        Collective.
+        """
+        # In no part: growth would be told to last as long as what the device has left to do.
+        loss = totals.mean_loss()
         with self.parts.host("growth"):
             self.growth.flush()
         self._publish_rank()
