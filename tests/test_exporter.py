@@ -122,6 +122,7 @@ def test_the_values_are_those_that_were_published(start: Start) -> None:
     assert found["sgt_tokens_total", ()] == 4000
     assert found["sgt_optimizer_steps_total", ()] == found["sgt_rank_step", ()] == 4
     assert found["sgt_skipped_steps_total", ()] == 1
+    assert found["sgt_skipped_steps_consecutive", ()] == 0
     assert found["sgt_growth_events_total", (("kind", "activate"),)] == 1
     assert found["sgt_growth_events_total", (("kind", "stall"),)] == 0
     assert found["sgt_loop_depth", (("layer", "4"),)] == 2
@@ -135,6 +136,17 @@ def test_the_values_are_those_that_were_published(start: Start) -> None:
     assert found["sgt_step_duration_seconds_count", ()] == 4
     assert found["sgt_step_duration_seconds_sum", ()] == pytest.approx(501.2)
     assert found["sgt_run_info", tuple(sorted({**INFO, "rank": "0"}.items()))] == 1
+
+
+def test_skips_in_a_row_go_on_past_an_applied_update(start: Start) -> None:
+    exporter = start()
+    for _ in range(3):
+        exporter.publish_skip()
+    assert value(exporter, "sgt_skipped_steps_consecutive") == 3
+    exporter.observe_step(1, 0.4)
+    exporter.publish_skip()
+    assert value(exporter, "sgt_skipped_steps_consecutive") == 1
+    assert value(exporter, "sgt_skipped_steps_total") == 4
 
 
 def test_other_ranks_serve_no_model_wide_series(start: Start) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import end, environment, free_ports, launcher, metrics, write_data, write_run
+from exporters import series
+from runs import end, environment, free_ports, launcher, metrics, single, write_data, write_run
 
 from sgt_ds.telemetry import METRICS
 
@@ -190,3 +191,33 @@ def test_alerts_stay_silent_or_rates_jump_when_a_run_dies(
     [fastest] = prometheus.values("max(max_over_time(rate(sgt_tokens_total[10s])[30m:1s]))")
     # A scrape that is answered late counts what came meanwhile as if it had come in time.
     assert fastest < 1.5 * max(row["tokens_per_second"] for row in rows if "loss" in row)
+
+
+@pytest.mark.network
+def test_a_run_that_diverged_shows_a_finite_loss_and_nothing_else(tmp_path: Path) -> None:
+    port = free_ports(1)
+    run = write_run(
+        tmp_path / "diverged.yaml",
+        write_data(tmp_path / "data"),
+        optimizer={"lr": 1e30},
+        training={"max_skipped_steps": 1_000_000},
+        telemetry={"port": port},
+    )
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            single(run), env=environment(), stdout=log, stderr=log, start_new_session=True
+        )
+
+    def served() -> dict[str, float]:
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return {name: value for (name, _), value in series(answer.read().decode()).items()}
+
+    try:
+        wait_for("five skips", lambda: served().get("sgt_skipped_steps_total", 0) >= 5)
+        found = served()
+    finally:
+        end(process)
+    assert found["sgt_loss"] < 10
+    # None was applied in between.
+    assert found["sgt_skipped_steps_consecutive"] == found["sgt_skipped_steps_total"] >= 5

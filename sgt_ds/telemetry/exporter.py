@@ -158,6 +158,7 @@ class Exporter(Collector):
                 now,
                 step=step,
                 step_timestamp=time.time(),
+                skipped_in_a_row=0,
                 histogram=now.histogram.observe(seconds),
                 data_wait_seconds=waited,
             )
@@ -202,6 +203,7 @@ class Exporter(Collector):
                 step_timestamp=timestamp,
                 histogram=histogram,
                 skipped_steps=record.skipped_steps,
+                skipped_in_a_row=0,
                 data_wait_seconds=record.data_wait_seconds,
             )
 
@@ -211,7 +213,15 @@ class Exporter(Collector):
 
     def publish_skip(self) -> None:
         """An update was skipped."""
-        self._change("publish_skip", lambda now: replace(now, skipped_steps=now.skipped_steps + 1))
+
+        def change(now: Snapshot) -> Snapshot:
+            return replace(
+                now,
+                skipped_steps=now.skipped_steps + 1,
+                skipped_in_a_row=now.skipped_in_a_row + 1,
+            )
+
+        self._change("publish_skip", change)
 
     def publish_decision(
         self,

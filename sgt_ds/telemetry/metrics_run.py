@@ -86,6 +86,14 @@ RUN_METRICS: tuple[Metric, ...] = (
         "Updates skipped because gradients were not finite.",
     ),
     Metric(
+        "sgt_skipped_steps_consecutive",
+        "gauge",
+        "updates",
+        "model",
+        "Updates skipped in a row, since the latest applied one; the run fails at "
+        "training.max_skipped_steps.",
+    ),
+    Metric(
         "sgt_flops_total",
         "counter",
         "FLOPs",

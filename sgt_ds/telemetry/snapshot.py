@@ -84,6 +84,7 @@ class Snapshot:
     step: int = 0
     run_steps: int | None = None
     skipped_steps: int = 0
+    skipped_in_a_row: int = 0
     histogram: StepHistogram = StepHistogram()
     data_wait_seconds: float = 0.0
     part_seconds: Mapping[str, float] = field(
@@ -184,6 +185,7 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
     }
     values |= {
         "sgt_run_steps": _one(snapshot.run_steps),
+        "sgt_skipped_steps_consecutive": _one(snapshot.skipped_in_a_row),
         "sgt_validation_loss": _one(snapshot.validation_loss),
         "sgt_evaluation_score": [
             ((task, metric), value)
