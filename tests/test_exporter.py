@@ -41,7 +41,7 @@ class GpuHost(HardwareSampler):
 
 
 def test_every_metric_of_the_table_is_served_and_no_other(start: Start) -> None:
-    exporter = start(run_steps=100, hardware=GpuHost(None, None))
+    exporter = start(run_steps=100, checkpoint_steps=10, hardware=GpuHost(None, None))
     exporter.publish_rank(
         part_seconds={"forward": 1.0},
         collective_seconds=0.1,

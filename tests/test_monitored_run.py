@@ -153,6 +153,9 @@ def test_alerts_stay_silent_or_rates_jump_when_a_run_dies(
                 and prometheus.values("count(sgt_rank_step)") == [2]
             ),
         )
+        # As write_run and `checkpoint` above say.
+        assert prometheus.values("sgt_checkpoint_interval_steps") == [10]
+        assert prometheus.values("run:sgt_checkpoint_interval_seconds:mean > 0")
         # Nobody is woken. (Warnings of uneven throughput may be true on a busy machine.)
         assert prometheus.firing("page") == set()
 

@@ -55,6 +55,7 @@ def full_snapshot(
         step_timestamp=0.0,
         record=full_record(num_layers, num_heads),
         run_steps=1,
+        checkpoint_steps=1,
         validation_loss=1.0,
         evaluation={"arc_easy": {"acc": 0.5}},
         growth_events=dict.fromkeys(RULES, 0),

@@ -64,6 +64,7 @@ class Exporter(Collector):
         info: Mapping[str, str],
         model: ModelShape,
         run_steps: int | None = None,
+        checkpoint_steps: int | None = None,
         counters_file: Path | None = None,
         hardware: HardwareSampler | None = None,
         trackers: Sequence[Tracker] = (),
@@ -72,7 +73,8 @@ class Exporter(Collector):
 
         `model_wide`: whether to serve the model-wide series (global rank 0).
         `info`: labels of sgt_run_info, names as in `metrics.INFO_LABELS`; no secrets.
-        `run_steps`: updates that the run is configured to apply.
+        `run_steps`: updates that the run is configured to apply; `checkpoint_steps`: to take from
+        one checkpoint to the next.
         `counters_file`: where the model-wide counters stand as scrapers last saw them, so that a
         run that crashed and resumed at an older checkpoint does not serve lower ones.
         `hardware`: what the machine says of itself; started and closed with the exporter.
@@ -94,6 +96,7 @@ class Exporter(Collector):
             info=dict(info),
             step_timestamp=time.time(),
             run_steps=run_steps,
+            checkpoint_steps=checkpoint_steps,
         )
         self._hardware, self._trackers = hardware, trackers
         self._floors: Counters = {}

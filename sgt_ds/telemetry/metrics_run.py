@@ -246,6 +246,13 @@ RUN_METRICS: tuple[Metric, ...] = (
         "Duration of checking and loading the checkpoint that this start continues from.",
     ),
     Metric(
+        "sgt_checkpoint_interval_steps",
+        "gauge",
+        "updates",
+        "model",
+        "Updates from one checkpoint to the next that the run is configured to take.",
+    ),
+    Metric(
         "sgt_checkpoint_last_success_timestamp_seconds",
         "gauge",
         "Unix seconds",

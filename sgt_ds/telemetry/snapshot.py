@@ -83,6 +83,7 @@ class Snapshot:
     record: StepRecord | None = None
     step: int = 0
     run_steps: int | None = None
+    checkpoint_steps: int | None = None
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     histogram: StepHistogram = StepHistogram()
@@ -198,6 +199,7 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
         "sgt_growth_within_noise": _one(snapshot.within_noise),
         "sgt_checkpoint_duration_seconds": _one(snapshot.checkpoint_seconds),
         "sgt_checkpoint_load_duration_seconds": _one(snapshot.load_seconds),
+        "sgt_checkpoint_interval_steps": _one(snapshot.checkpoint_steps),
         "sgt_checkpoint_last_success_timestamp_seconds": _one(snapshot.checkpoint_timestamp),
         "sgt_data_wait_seconds_total": _one(snapshot.data_wait_seconds),
         "sgt_step_part_seconds_total": [

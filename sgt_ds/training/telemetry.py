@@ -88,6 +88,7 @@ def _exporter(config: RunConfig, ranks: Ranks) -> Exporter:
         },
         model=config.model,
         run_steps=config.training.steps,
+        checkpoint_steps=config.checkpoint.every,
         counters_file=layout.exporter_counters,
         hardware=HardwareSampler(
             config.run_dir,
