@@ -18,7 +18,7 @@ from exporters import INFO, TINY, Start, exporters, looping, record, scrape, ser
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import ModelConfig
-from sgt_ds.telemetry import METRICS, DeviceMemory, peak_flops
+from sgt_ds.telemetry import METRICS, DeviceMemory, Exporter, peak_flops
 from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.hardware import Hardware, HardwareSampler
 from sgt_ds.telemetry.metric import STALL_REASONS
@@ -199,6 +199,51 @@ def test_counters_neither_fall_nor_begin_anew_after_a_crash(start: Start, tmp_pa
     assert found["sgt_tokens_total", ()] == 131_000
     assert found["sgt_growth_events_total", (("kind", "activate"),)] == 1
     assert ("sgt_checkpoint_last_success_timestamp_seconds", ()) in found
+
+
+def test_what_fails_again_after_a_resume_is_not_counted(start: Start, tmp_path: Path) -> None:
+    kept = tmp_path / "counters.json"
+
+    def fail(exporter: Exporter, not_finite: int) -> None:
+        for _ in range(3):
+            exporter.publish_checkpoint_failure()
+            exporter.publish_decision("stall", cause="not measured")
+        for _ in range(15):
+            exporter.publish_skip()
+        exporter.publish(record(110, skipped_steps=16, not_finite=not_finite))
+
+    def events(exporter: Exporter) -> list[float]:
+        found = series(scrape(exporter))
+        return [
+            found["sgt_checkpoint_failures_total", ()],
+            found["sgt_growth_stalls_total", (("reason", "not measured"),)],
+            found["sgt_growth_events_total", (("kind", "stall"),)],
+            found["sgt_skipped_steps_total", ()],
+            found["sgt_entropy_not_finite_total", ()],
+        ]
+
+    first = start(counters_file=kept)
+    first.publish_skip()
+    first.publish(record(100, skipped_steps=1, not_finite=2))
+    state = json.loads(json.dumps(first.state_dict()))
+    fail(first, not_finite=6)
+    seen = [3, 3, 3, 16, 6]
+    assert events(first) == seen
+    first.close()
+    for _ in range(2):  # the second crash is before the next checkpoint, too
+        resumed = start(counters_file=kept)
+        assert events(resumed) == seen
+        resumed.load_state_dict(state)
+        assert events(resumed) == seen
+        fail(resumed, not_finite=6)
+        seen = [a + b for a, b in zip(seen, [3, 3, 3, 15, 4], strict=True)]
+        assert events(resumed) == seen
+        assert value(resumed, "sgt_tokens_total") == 110_000  # the same ones
+        resumed.close()
+    # One that never saved begins at 0, and goes on from what was seen.
+    again = start(counters_file=kept)
+    again.publish_skip()
+    assert value(again, "sgt_skipped_steps_total") == seen[3] + 1
 
 
 def test_an_unreadable_counters_file_does_not_stop_a_run(start: Start, tmp_path: Path) -> None:

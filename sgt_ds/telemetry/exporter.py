@@ -30,6 +30,7 @@ from sgt_ds.telemetry.snapshot import (
     DeviceMemory,
     Snapshot,
     counters_of,
+    events_beyond,
     families,
     highest,
 )
@@ -114,6 +115,8 @@ class Exporter(Collector):
         """Begin to serve. Raises: UserError where the address cannot be bound (telemetry.port)."""
         if self._kept is not None:
             self._floors = highest(self._floors, self._kept.read())
+            before = events_beyond(self._snapshot, self._floors)
+            self._snapshot = replace(self._snapshot, events_before=before)
         self._server = MetricsServer(
             self._endpoint, self._local_rank, self._render, self._snapshot.info.get("run")
         )
@@ -207,6 +210,7 @@ class Exporter(Collector):
                 histogram=histogram,
                 skipped_steps=record.skipped_steps,
                 skipped_in_a_row=0,
+                not_finite=record.not_finite,
                 data_wait_seconds=record.data_wait_seconds,
             )
 
@@ -297,6 +301,7 @@ class Exporter(Collector):
             "step": now.step,
             "checkpoint_seconds": now.checkpoint_seconds,
             "checkpoint_failures": now.checkpoint_failures,
+            "not_finite": now.not_finite,
             "taken": time.time(),
         }
 
@@ -307,7 +312,7 @@ class Exporter(Collector):
             events = {kind: int(values["growth_events"].get(kind, 0)) for kind in RULES}
             stalls, margin = values.get("growth_stalls", {}), values.get("growth_margin", {})
             self._floors = highest(self._floors, values["counters"])
-            return replace(
+            loaded = replace(
                 now,
                 growth_events=events,
                 growth_stalls={reason: int(stalls.get(reason, 0)) for reason in STALL_REASONS},
@@ -317,9 +322,11 @@ class Exporter(Collector):
                 step=values["step"],
                 checkpoint_seconds=values["checkpoint_seconds"],
                 checkpoint_failures=values.get("checkpoint_failures", 0),
+                not_finite=values.get("not_finite", 0),
                 # What can be loaded was completed, soon after its state was taken.
                 checkpoint_timestamp=values["taken"],
             )
+            return replace(loaded, events_before=events_beyond(loaded, self._floors))
 
         self._change("load_state_dict", change)
 

@@ -28,10 +28,12 @@ local rank. The rows of the table are defined in `sgt_ds/telemetry/metrics_run.p
 - **host** series describe a machine; local rank 0 of each host serves them.
 - **rank** series describe one rank; every rank serves its own. Host and rank series carry no rank
   label of their own: the scrape target supplies `run`, `host` and `rank` (`sgt-ds monitor targets`).
-- Counters of a run continue from the checkpoint after a resume. If a crash sets the run back behind
-  what a scraper has seen, they stay constant until the run has caught up, so `rate()` shows no jump;
-  `sgt_rank_step` and all gauges show where the run really is. Counters of a rank start at 0 with
-  each process, as `rate()` expects.
+- Counters of a run continue after a resume. If a crash sets the run back behind what a scraper has
+  seen, those of its progress (updates, tokens, FLOPs) stay constant until the run has caught up, so
+  `rate()` shows no jump; `sgt_rank_step` and all gauges show where the run really is. Those of events
+  (skipped updates, growth decisions and stalls, failed checkpoints, entropies that were not finite)
+  go on from what a scraper saw last: what happens again counts again. Counters of a rank start at 0
+  with each process, as `rate()` expects.
 - What no longer applies is 0 or absent: the depth of a layer that does not loop is 0, its looped
   heads are absent, past phases are 0, a head without a finite entropy is absent.
 - A run that has ended reports it before its port closes: `sgt_run_state` is `completed`, `stopped`

@@ -84,6 +84,9 @@ class Snapshot:
     step: int = 0
     run_steps: int | None = None
     checkpoint_steps: int | None = None
+    events_before: Counters = field(default_factory=dict)
+    """Events that scrapers have seen and this process's counts lack: those after the checkpoint it
+    continues from."""
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     histogram: StepHistogram = StepHistogram()
@@ -108,6 +111,7 @@ class Snapshot:
     load_seconds: float | None = None
     checkpoint_timestamp: float | None = None
     checkpoint_failures: int = 0
+    not_finite: int = 0
     run_state: str = "running"
     failures: int = 0
 
@@ -115,20 +119,41 @@ class Snapshot:
 def counters_of(snapshot: Snapshot) -> Counters:
     """The model-wide counters: those whose value is a run's total, whichever process counts."""
     record = snapshot.record
-    counters: Counters = {
-        "sgt_optimizer_steps_total": {"": snapshot.step},
-        "sgt_skipped_steps_total": {"": snapshot.skipped_steps},
-        "sgt_growth_events_total": dict(snapshot.growth_events),
-        "sgt_growth_stalls_total": dict(snapshot.growth_stalls),
-        "sgt_checkpoint_failures_total": {"": snapshot.checkpoint_failures},
-    }
+    counters: Counters = {"sgt_optimizer_steps_total": {"": snapshot.step}}
+    for name, events in _events(snapshot).items():
+        before = snapshot.events_before.get(name, {})
+        counters[name] = {label: count + before.get(label, 0) for label, count in events.items()}
     if record is not None:
         counters["sgt_tokens_total"] = {"": record.tokens}
         counters["sgt_source_tokens_total"] = dict(record.source_tokens)
         counters["sgt_flops_total"] = {"": record.flops}
         counters["sgt_vanilla_flops_total"] = {"": record.vanilla_flops}
-        counters["sgt_entropy_not_finite_total"] = {"": record.not_finite}
     return counters
+
+
+def events_beyond(snapshot: Snapshot, seen: Counters) -> Counters:
+    """How many more events scrapers have `seen` than the snapshot counts itself.
+
+    After a resume, tokens and FLOPs come to what they were; a save that fails again is news.
+    """
+    return {
+        name: {
+            label: max(0, seen.get(name, {}).get(label, 0) - count)
+            for label, count in events.items()
+        }
+        for name, events in _events(snapshot).items()
+    }
+
+
+def _events(snapshot: Snapshot) -> Counters:
+    """What this process counts beside the run's progress, from the checkpoint's counts on."""
+    return {
+        "sgt_skipped_steps_total": {"": snapshot.skipped_steps},
+        "sgt_growth_events_total": dict(snapshot.growth_events),
+        "sgt_growth_stalls_total": dict(snapshot.growth_stalls),
+        "sgt_checkpoint_failures_total": {"": snapshot.checkpoint_failures},
+        "sgt_entropy_not_finite_total": {"": snapshot.not_finite},
+    }
 
 
 def highest(first: Counters, second: Counters) -> Counters:
