@@ -23,6 +23,7 @@ from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.hardware import Hardware, HardwareSampler
 from sgt_ds.telemetry.metric import STALL_REASONS
 from sgt_ds.telemetry.reference import reference, series_of
+from sgt_ds.training import Heartbeat
 
 MARGINS = ("sgt_growth_margin_standard_errors", "sgt_growth_within_noise")
 
@@ -262,6 +263,25 @@ def test_a_run_that_ended_is_told_from_one_that_hangs(start: Start) -> None:
     exporter.finish("completed")
     assert value(exporter, "sgt_run_state", state="running") == 0
     assert value(exporter, "sgt_run_state", state="completed") == 1
+
+
+def test_a_long_evaluation_looks_like_a_hang(start: Start, tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=60)
+    exporter = start(progressed_at=lambda: heartbeat.progressed_at)
+    exporter.observe_step(1, 0.4)
+    for moves in (lambda: heartbeat.enter("validation"), heartbeat.moved):
+        time.sleep(0.05)
+        moves()
+        found = series(scrape(exporter))
+        assert found["sgt_rank_last_progress_timestamp_seconds", ()] == heartbeat.progressed_at
+        assert heartbeat.progressed_at > found["sgt_rank_last_step_timestamp_seconds", ()]
+        assert time.time() - heartbeat.progressed_at < 10
+    exporter.observe_step(2, 0.4)
+    found = series(scrape(exporter))
+    assert (
+        found["sgt_rank_last_progress_timestamp_seconds", ()]
+        == found["sgt_rank_last_step_timestamp_seconds", ()]
+    )
 
 
 def test_a_failing_publication_is_told_once_and_training_goes_on(

@@ -222,5 +222,8 @@ def test_a_run_that_diverged_shows_a_finite_loss_and_nothing_else(tmp_path: Path
     finally:
         end(process)
     assert found["sgt_loss"] < 10
+    # Skipped updates are no hang.
+    stamp = "sgt_rank_last_{}_timestamp_seconds"
+    assert found[stamp.format("progress")] > found[stamp.format("step")]
     # None was applied in between.
     assert found["sgt_skipped_steps_consecutive"] == found["sgt_skipped_steps_total"] >= 5

@@ -67,6 +67,7 @@ class Exporter(Collector):
         run_steps: int | None = None,
         checkpoint_steps: int | None = None,
         counters_file: Path | None = None,
+        progressed_at: Callable[[], float] | None = None,
         hardware: HardwareSampler | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
@@ -78,6 +79,8 @@ class Exporter(Collector):
         one checkpoint to the next.
         `counters_file`: where the model-wide counters stand as scrapers last saw them, so that a
         run that crashed and resumed at an older checkpoint does not serve lower ones.
+        `progressed_at`: when this rank last got on, in Unix seconds; asked by scrapes. None: only
+        updates count.
         `hardware`: what the machine says of itself; started and closed with the exporter.
         `trackers`: get every logged update as well; closed with the exporter.
         """
@@ -99,6 +102,7 @@ class Exporter(Collector):
             run_steps=run_steps,
             checkpoint_steps=checkpoint_steps,
         )
+        self._progressed_at = progressed_at
         self._hardware, self._trackers = hardware, trackers
         self._floors: Counters = {}
         self._registry = CollectorRegistry()
@@ -334,6 +338,8 @@ class Exporter(Collector):
         """The metric current families, for prometheus_client."""
         now = self._snapshot
         now = replace(now, failures=now.failures + self._scrape_failures)
+        if self._progressed_at is not None:
+            now = replace(now, progress_timestamp=self._progressed_at())
         if self._hardware is not None:
             now = replace(now, hardware=self._hardware.latest())
         return families(now, highest(counters_of(now), self._floors))

@@ -37,7 +37,8 @@ local rank. The rows of the table are defined in `sgt_ds/telemetry/metrics_run.p
 - What no longer applies is 0 or absent: the depth of a layer that does not loop is 0, its looped
   heads are absent, past phases are 0, a head without a finite entropy is absent.
 - A run that has ended reports it before its port closes: `sgt_run_state` is `completed`, `stopped`
-  or `failed`. A run that hangs stays `running` while `sgt_rank_last_step_timestamp_seconds` ages.
+  or `failed`. A run that hangs stays `running` while `sgt_rank_last_progress_timestamp_seconds`
+  ages; `sgt_rank_last_step_timestamp_seconds` also ages during evaluations and saves.
 - `sgt_mfu_ratio` exists only on GPUs whose peak is known, `sgt_gpu_*` only on GPUs; utilisation,
   power and energy need NVML (`pip install 'sgt-ds[nvml]'`). The ratio is relative to the bf16 peak,
   under `training.fp8` too; float8's own peak is twice that.

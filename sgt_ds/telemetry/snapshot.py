@@ -80,6 +80,8 @@ class Snapshot:
     num_heads: int
     info: Mapping[str, str]
     step_timestamp: float
+    progress_timestamp: float = 0.0
+    """Beside updates; below `step_timestamp` where nothing else is known."""
     record: StepRecord | None = None
     step: int = 0
     run_steps: int | None = None
@@ -233,6 +235,9 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
         "sgt_growth_collective_seconds_total": _one(snapshot.collective_seconds),
         "sgt_rank_step": _one(snapshot.step),
         "sgt_rank_last_step_timestamp_seconds": _one(snapshot.step_timestamp),
+        "sgt_rank_last_progress_timestamp_seconds": _one(
+            max(snapshot.step_timestamp, snapshot.progress_timestamp)
+        ),
         "sgt_run_state": _one_of(RUN_STATES, snapshot.run_state),
         "sgt_telemetry_failures_total": _one(snapshot.failures),
     }
