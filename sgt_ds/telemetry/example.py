@@ -45,6 +45,7 @@ def full_snapshot(
     num_layers: int, num_heads: int, *, model_wide: bool, host_wide: bool
 ) -> Snapshot:
     """A snapshot in which every metric has a value, and whole layers loop."""
+    record = full_record(num_layers, num_heads)
     return Snapshot(
         rank=0,
         model_wide=model_wide,
@@ -53,7 +54,8 @@ def full_snapshot(
         num_heads=num_heads,
         info={},
         step_timestamp=0.0,
-        record=full_record(num_layers, num_heads),
+        record=record,
+        totals=record.totals,
         run_steps=1,
         checkpoint_steps=1,
         validation_loss=1.0,

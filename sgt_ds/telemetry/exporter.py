@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from sgt_ds.telemetry.hardware import HardwareSampler
 from sgt_ds.telemetry.kept_counters import KeptCounters
 from sgt_ds.telemetry.metric import INFO_LABELS, MARGIN_KINDS, RULES, STALL_REASONS
-from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.record import StepRecord, Totals
 from sgt_ds.telemetry.scrapers import Scrapers
 from sgt_ds.telemetry.server import Endpoint, MetricsServer
 from sgt_ds.telemetry.snapshot import (
@@ -155,15 +155,23 @@ class Exporter(Collector):
             self._hardware.close()
 
     def observe_step(
-        self, step: int, seconds: float, data_wait_seconds: float | None = None
+        self,
+        step: int,
+        seconds: float,
+        data_wait_seconds: float | None = None,
+        *,
+        part_seconds: Mapping[str, float] | None = None,
+        collective_seconds: float | None = None,
     ) -> None:
         """An update made the count `step`. On every rank, each update; costs microseconds.
 
-        `data_wait_seconds`: what this process has waited for data so far.
+        `data_wait_seconds`: what this process has waited for data so far. The others: as in
+        `publish_rank`; with the count, of which rules take the quotient.
         """
 
         def change(now: Snapshot) -> Snapshot:
             waited = now.data_wait_seconds if data_wait_seconds is None else data_wait_seconds
+            passed = now.collective_seconds if collective_seconds is None else collective_seconds
             return replace(
                 now,
                 step=step,
@@ -171,6 +179,8 @@ class Exporter(Collector):
                 skipped_in_a_row=0,
                 histogram=now.histogram.observe(seconds),
                 data_wait_seconds=waited,
+                part_seconds={**now.part_seconds, **(part_seconds or {})},
+                collective_seconds=passed,
             )
 
         self._change("observe_step", change)
@@ -184,7 +194,8 @@ class Exporter(Collector):
         collective_seconds: float,
         device_memory: DeviceMemory | None,
     ) -> None:
-        """What this rank spent since its process began. On every rank, each logged update.
+        """What this rank spent since its process began. On every rank, each logged update, and what
+        comes between two updates.
 
         `part_seconds`: by `metric.STEP_PARTS`. `collective_seconds`: in growth's collectives.
         """
@@ -199,6 +210,13 @@ class Exporter(Collector):
 
         self._change("publish_rank", change)
 
+    def publish_totals(self, totals: Totals) -> None:
+        """What the run has spent so far. Each update, skipped ones too."""
+        self._change(
+            "publish_totals",
+            lambda now: replace(now, totals=totals, not_finite=totals.not_finite),
+        )
+
     def publish(self, record: StepRecord) -> None:
         """A logged update. Counts it as `observe_step` does, unless that has been called for it."""
 
@@ -209,6 +227,7 @@ class Exporter(Collector):
             return replace(
                 now,
                 record=record,
+                totals=record.totals,
                 step=record.step,
                 step_timestamp=timestamp,
                 histogram=histogram,

@@ -34,7 +34,7 @@ from sgt_ds.telemetry.metric import (
     Metric,
 )
 from sgt_ds.telemetry.metrics import METRICS
-from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.record import StepRecord, Totals
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """Label values and value of each series of a metric."""
@@ -83,6 +83,7 @@ class Snapshot:
     progress_timestamp: float = 0.0
     """Beside updates; below `step_timestamp` where nothing else is known."""
     record: StepRecord | None = None
+    totals: Totals | None = None
     step: int = 0
     run_steps: int | None = None
     checkpoint_steps: int | None = None
@@ -120,16 +121,16 @@ class Snapshot:
 
 def counters_of(snapshot: Snapshot) -> Counters:
     """The model-wide counters: those whose value is a run's total, whichever process counts."""
-    record = snapshot.record
+    totals = snapshot.totals
     counters: Counters = {"sgt_optimizer_steps_total": {"": snapshot.step}}
     for name, events in _events(snapshot).items():
         before = snapshot.events_before.get(name, {})
         counters[name] = {label: count + before.get(label, 0) for label, count in events.items()}
-    if record is not None:
-        counters["sgt_tokens_total"] = {"": record.tokens}
-        counters["sgt_source_tokens_total"] = dict(record.source_tokens)
-        counters["sgt_flops_total"] = {"": record.flops}
-        counters["sgt_vanilla_flops_total"] = {"": record.vanilla_flops}
+    if totals is not None:
+        counters["sgt_tokens_total"] = {"": totals.tokens}
+        counters["sgt_source_tokens_total"] = dict(totals.source_tokens)
+        counters["sgt_flops_total"] = {"": totals.flops}
+        counters["sgt_vanilla_flops_total"] = {"": totals.vanilla_flops}
     return counters
 
 

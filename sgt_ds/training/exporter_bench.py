@@ -219,7 +219,8 @@ def _time_publishing(exporter: Exporter, parts: StepParts, served: ModelConfig) 
         for part in ("forward", "backward", "reduce", "optimizer"):
             with parts.host(part):
                 pass
-        exporter.observe_step(step, 0.1, 0.0)
+        exporter.observe_step(step, 0.1, 0.0, part_seconds=parts.seconds(), collective_seconds=0.0)
+        exporter.publish_totals(record.totals)
         if step % _LOG_EVERY == 0:
             exporter.publish_rank(
                 part_seconds=parts.seconds(), collective_seconds=0.0, device_memory=None
