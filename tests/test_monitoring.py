@@ -323,6 +323,19 @@ def test_promtool_accepts_the_configuration_and_its_tests_hold() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_prometheus_in_a_container_lacks_files_that_its_configuration_names() -> None:
+    compose = yaml.safe_load((MONITORING / "docker-compose.yml").read_text())
+    volumes = [volume.split(":") for volume in compose["services"]["prometheus"]["volumes"]]
+    mounted = {source: inside for source, inside, *_ in volumes}
+    # In comments, too: those are to be uncommented.
+    text = (MONITORING / "prometheus.yml").read_text()
+    folders = set(re.findall(r"(?:- |file: )(\w+)/[\w*]", text))
+    assert folders == {"rules", "targets", "tls"}
+    for folder in folders:
+        assert (MONITORING / folder).is_dir()
+        assert mounted[f"./{folder}"] == f"/etc/prometheus/{folder}"
+
+
 def alerts() -> list[dict[str, Any]]:
     files = (MONITORING / "rules").glob("*.yml")
     groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
