@@ -150,11 +150,11 @@ def test_skips_in_a_row_go_on_past_an_applied_update(start: Start) -> None:
     assert value(exporter, "sgt_skipped_steps_total") == 4
 
 
-def test_other_ranks_serve_no_model_wide_series(start: Start) -> None:
-    first, second = start(), start(model_wide=False, rank=5)
+def test_other_ranks_serve_no_run_wide_series(start: Start) -> None:
+    first, second = start(), start(run_wide=False, rank=5)
     for exporter in (first, second):
         exporter.publish(record(5))
-    wide = {metric.name for metric in METRICS if metric.scope == "model"}
+    wide = {metric.name for metric in METRICS if metric.scope == "run"}
     assert wide & {name for name, _ in series(scrape(first))}
     assert not wide & {name for name, _ in series(scrape(second))}
     assert value(second, "sgt_rank_step") == 5
@@ -188,7 +188,7 @@ def test_counters_neither_fall_nor_begin_anew_after_a_crash(start: Start, tmp_pa
 
     resumed = start(counters_file=kept)
     resumed.load_state_dict(state)
-    counters = [m.name for m in METRICS if m.kind == "counter" and m.scope == "model"]
+    counters = [m.name for m in METRICS if m.kind == "counter" and m.scope == "run"]
     for step in (None, 101, 131):
         if step is not None:
             resumed.publish(record(step))
@@ -313,10 +313,10 @@ def test_the_stated_cardinality_is_that_of_a_real_scrape(start: Start) -> None:
     model = ModelConfig(
         hidden_size=1024, intermediate_size=8, num_layers=16, num_heads=16, vocab_size=8
     )
-    for model_wide, host_wide in ((True, True), (False, True), (False, False)):
-        exporter = start(model=model, model_wide=model_wide)
-        exporter._snapshot = full_snapshot(16, 16, model_wide=model_wide, host_wide=host_wide)
-        counted = series_of(model_wide=model_wide, host_wide=host_wide)
+    for run_wide, host_wide in ((True, True), (False, True), (False, False)):
+        exporter = start(model=model, run_wide=run_wide)
+        exporter._snapshot = full_snapshot(16, 16, run_wide=run_wide, host_wide=host_wide)
+        counted = series_of(run_wide=run_wide, host_wide=host_wide)
         assert len(series(scrape(exporter))) == counted
 
 

@@ -190,7 +190,7 @@ def test_alerts_stay_silent_or_rates_jump_when_a_run_dies(
 
     # No counter of the run fell, and none rose faster than any update ever did.
     for metric in METRICS:
-        if metric.kind == "counter" and metric.scope == "model":
+        if metric.kind == "counter" and metric.scope == "run":
             assert set(prometheus.values(f"resets({metric.name}[1h])")) <= {0.0}, metric.name
     [fastest] = prometheus.values("max(max_over_time(rate(sgt_tokens_total[10s])[30m:1s]))")
     # A scrape that is answered late counts what came meanwhile as if it had come in time.

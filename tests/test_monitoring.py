@@ -92,7 +92,7 @@ class Run:
         for rank in range(2):
             exporter = Exporter(
                 TelemetryConfig(port=self._port),
-                model_wide=rank == 0,
+                run_wide=rank == 0,
                 local_rank=rank,
                 rank=rank,
                 info={"run": "trial", "method": "sgt"},
@@ -295,7 +295,7 @@ def test_rates_show_no_jump_where_a_run_crashed_and_resumed(
     run.step = saved_at
     wait_until(lambda: run.step > highest + 6, run)
     time.sleep(1.5)
-    counters = [m.name for m in METRICS if m.kind == "counter" and m.scope == "model"]
+    counters = [m.name for m in METRICS if m.kind == "counter" and m.scope == "run"]
     for name in counters:
         resets = {float(s["value"][1]) for s in prometheus.query(f"resets({name}[5m])")}
         assert resets == {0.0}, name

@@ -59,7 +59,7 @@ class Exporter(Collector):
         self,
         config: Endpoint,
         *,
-        model_wide: bool,
+        run_wide: bool,
         local_rank: int,
         rank: int,
         info: Mapping[str, str],
@@ -73,11 +73,11 @@ class Exporter(Collector):
     ) -> None:
         """Nothing listens before `start`.
 
-        `model_wide`: whether to serve the model-wide series (global rank 0).
+        `run_wide`: whether to serve the run-wide series (global rank 0).
         `info`: labels of sgt_run_info, names as in `metrics.INFO_LABELS`; no secrets.
         `run_steps`: updates that the run is configured to apply; `checkpoint_steps`: to take from
         one checkpoint to the next.
-        `counters_file`: where the model-wide counters stand as scrapers last saw them, so that a
+        `counters_file`: where the run-wide counters stand as scrapers last saw them, so that a
         run that crashed and resumed at an older checkpoint does not serve lower ones.
         `progressed_at`: when this rank last got on, in Unix seconds; asked by scrapes. None: only
         updates count.
@@ -89,11 +89,11 @@ class Exporter(Collector):
             raise ValueError(f"sgt_run_info has no label {sorted(unknown)}; it has {INFO_LABELS}")
         self._endpoint, self._local_rank = config, local_rank
         self._kept: KeptCounters | None = None
-        if counters_file is not None and model_wide:
+        if counters_file is not None and run_wide:
             self._kept = KeptCounters(counters_file)
         self._snapshot = Snapshot(
             rank=rank,
-            model_wide=model_wide,
+            run_wide=run_wide,
             host_wide=local_rank == 0,
             num_layers=model.num_layers,
             num_heads=model.num_heads,

@@ -75,8 +75,8 @@ A model of {num_layers} layers of {num_heads} heads with {looping_layers} loopin
 
 def reference() -> str:
     """The page, Markdown."""
-    first = series_of(model_wide=True, host_wide=True)
-    local, other = (series_of(model_wide=False, host_wide=wide) for wide in (True, False))
+    first = series_of(run_wide=True, host_wide=True)
+    local, other = (series_of(run_wide=False, host_wide=wide) for wide in (True, False))
     hosts = RANKS // RANKS_OF_A_HOST
     tail = _TAIL.format(
         buckets=", ".join(f"{bound:g}" for bound in STEP_BUCKETS_SECONDS),
@@ -93,19 +93,17 @@ def reference() -> str:
     return _HEAD + "".join(_row(metric) for metric in METRICS) + tail
 
 
-def series_of(*, model_wide: bool, host_wide: bool) -> int:
+def series_of(*, run_wide: bool, host_wide: bool) -> int:
     """How many series one rank of the example serves, every optional one among them."""
-    snapshot = full_snapshot(LAYERS, HEADS, model_wide=model_wide, host_wide=host_wide)
+    snapshot = full_snapshot(LAYERS, HEADS, run_wide=run_wide, host_wide=host_wide)
     rendered = families(snapshot, counters_of(snapshot))
     return sum(len(family.samples) for family in rendered) + PROCESS_SERIES
 
 
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
-    of = "run" if metric.scope == "model" else metric.scope
-    return (
-        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {of} | {labels} | {metric.help} |\n"
-    )
+    columns = (f"`{metric.name}`", metric.kind, metric.unit, metric.scope, labels, metric.help)
+    return f"| {' | '.join(columns)} |\n"
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class Snapshot:
     """Everything that a scrape can see."""
 
     rank: int
-    model_wide: bool
+    run_wide: bool
     host_wide: bool
     num_layers: int
     num_heads: int
@@ -120,7 +120,7 @@ class Snapshot:
 
 
 def counters_of(snapshot: Snapshot) -> Counters:
-    """The model-wide counters: those whose value is a run's total, whichever process counts."""
+    """The run-wide counters: those whose value is a run's total, whichever process counts."""
     totals = snapshot.totals
     counters: Counters = {"sgt_optimizer_steps_total": {"": snapshot.step}}
     for name, events in _events(snapshot).items():
@@ -172,10 +172,10 @@ def highest(first: Counters, second: Counters) -> Counters:
 def families(snapshot: Snapshot, counters: Counters) -> Iterator[Family]:
     """The metric families of a snapshot, in the table's order, empty ones left out.
 
-    `counters`: the model-wide counters to serve.
+    `counters`: the run-wide counters to serve.
     """
     values = _values(snapshot, counters)
-    served = {"model": snapshot.model_wide, "host": snapshot.host_wide, "rank": True}
+    served = {"run": snapshot.run_wide, "host": snapshot.host_wide, "rank": True}
     for metric in METRICS:
         if not served[metric.scope]:
             continue

@@ -105,7 +105,7 @@ def bench_exporter(
     step = _step_of(trained, device, (micro_batch_size, sequence_length + 1), parts)
     exporter = Exporter(
         TelemetryConfig(port=free_ports()),
-        model_wide=True,
+        run_wide=True,
         local_rank=0,
         rank=0,
         info={"run": "bench"},

@@ -75,7 +75,7 @@ def _exporter(config: RunConfig, ranks: Ranks, progressed_at: Callable[[], float
     layout, cuda = RunLayout(config.run_dir), ranks.device.type == "cuda"
     return Exporter(
         config.telemetry,
-        model_wide=ranks.is_main,
+        run_wide=ranks.is_main,
         local_rank=ranks.local_rank,
         rank=ranks.rank,
         info={

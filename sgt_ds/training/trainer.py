@@ -405,7 +405,7 @@ class Trainer:
             self.skips.skipped(self.clock.step, self.checkpoints.newest)
 
     def _report_step(self, loss: float, rate: float, seconds: float) -> None:
-        """Log, metrics row and model-wide series; the one place that waits for the device."""
+        """Log, metrics row and run-wide series; the one place that waits for the device."""
         with self.parts.host("growth"):
             self.growth.flush()
         self._publish_rank()
