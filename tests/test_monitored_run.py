@@ -156,7 +156,8 @@ def test_alerts_stay_silent_or_rates_jump_when_a_run_dies(
         )
         # As write_run and `checkpoint` above say.
         assert prometheus.values("sgt_checkpoint_interval_steps") == [10]
-        assert prometheus.values("run:sgt_checkpoint_interval_seconds:mean > 0")
+        recorded = "run:sgt_checkpoint_interval_seconds:mean > 0"
+        wait_for("its rule", lambda: prometheus.values(recorded))
         # Nobody is woken. (Warnings of uneven throughput may be true on a busy machine.)
         assert prometheus.firing("page") == set()
 
