@@ -30,7 +30,7 @@ def exporters() -> Iterator[Start]:
 
         def start_one(config: TelemetryConfig | None = None, **changes: Any) -> Exporter:
             settings: dict[str, Any] = {
-                "model_wide": True,
+                "run_wide": True,
                 "local_rank": 0,
                 "rank": 0,
                 "info": INFO,

@@ -45,7 +45,7 @@ def start() -> Iterator[Start]:
             port = probe.getsockname()[1]
         exporter = Exporter(
             TelemetryConfig(**{"port": port, **settings}),
-            model_wide=True,
+            run_wide=True,
             local_rank=0,
             rank=0,
             info={"run": "r"},

@@ -18,11 +18,12 @@ from exporters import INFO, TINY, Start, exporters, looping, record, scrape, ser
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import ModelConfig
-from sgt_ds.telemetry import METRICS, DeviceMemory, peak_flops
+from sgt_ds.telemetry import METRICS, DeviceMemory, Exporter, peak_flops
 from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.hardware import Hardware, HardwareSampler
 from sgt_ds.telemetry.metric import STALL_REASONS
 from sgt_ds.telemetry.reference import reference, series_of
+from sgt_ds.training import Heartbeat
 
 MARGINS = ("sgt_growth_margin_standard_errors", "sgt_growth_within_noise")
 
@@ -41,7 +42,7 @@ class GpuHost(HardwareSampler):
 
 
 def test_every_metric_of_the_table_is_served_and_no_other(start: Start) -> None:
-    exporter = start(run_steps=100, hardware=GpuHost(None, None))
+    exporter = start(run_steps=100, checkpoint_steps=10, hardware=GpuHost(None, None))
     exporter.publish_rank(
         part_seconds={"forward": 1.0},
         collective_seconds=0.1,
@@ -122,6 +123,7 @@ def test_the_values_are_those_that_were_published(start: Start) -> None:
     assert found["sgt_tokens_total", ()] == 4000
     assert found["sgt_optimizer_steps_total", ()] == found["sgt_rank_step", ()] == 4
     assert found["sgt_skipped_steps_total", ()] == 1
+    assert found["sgt_skipped_steps_consecutive", ()] == 0
     assert found["sgt_growth_events_total", (("kind", "activate"),)] == 1
     assert found["sgt_growth_events_total", (("kind", "stall"),)] == 0
     assert found["sgt_loop_depth", (("layer", "4"),)] == 2
@@ -137,11 +139,22 @@ def test_the_values_are_those_that_were_published(start: Start) -> None:
     assert found["sgt_run_info", tuple(sorted({**INFO, "rank": "0"}.items()))] == 1
 
 
-def test_other_ranks_serve_no_model_wide_series(start: Start) -> None:
-    first, second = start(), start(model_wide=False, rank=5)
+def test_skips_in_a_row_go_on_past_an_applied_update(start: Start) -> None:
+    exporter = start()
+    for _ in range(3):
+        exporter.publish_skip()
+    assert value(exporter, "sgt_skipped_steps_consecutive") == 3
+    exporter.observe_step(1, 0.4)
+    exporter.publish_skip()
+    assert value(exporter, "sgt_skipped_steps_consecutive") == 1
+    assert value(exporter, "sgt_skipped_steps_total") == 4
+
+
+def test_other_ranks_serve_no_run_wide_series(start: Start) -> None:
+    first, second = start(), start(run_wide=False, rank=5)
     for exporter in (first, second):
         exporter.publish(record(5))
-    wide = {metric.name for metric in METRICS if metric.scope == "model"}
+    wide = {metric.name for metric in METRICS if metric.scope == "run"}
     assert wide & {name for name, _ in series(scrape(first))}
     assert not wide & {name for name, _ in series(scrape(second))}
     assert value(second, "sgt_rank_step") == 5
@@ -175,7 +188,7 @@ def test_counters_neither_fall_nor_begin_anew_after_a_crash(start: Start, tmp_pa
 
     resumed = start(counters_file=kept)
     resumed.load_state_dict(state)
-    counters = [m.name for m in METRICS if m.kind == "counter" and m.scope == "model"]
+    counters = [m.name for m in METRICS if m.kind == "counter" and m.scope == "run"]
     for step in (None, 101, 131):
         if step is not None:
             resumed.publish(record(step))
@@ -187,6 +200,51 @@ def test_counters_neither_fall_nor_begin_anew_after_a_crash(start: Start, tmp_pa
     assert found["sgt_tokens_total", ()] == 131_000
     assert found["sgt_growth_events_total", (("kind", "activate"),)] == 1
     assert ("sgt_checkpoint_last_success_timestamp_seconds", ()) in found
+
+
+def test_what_fails_again_after_a_resume_is_not_counted(start: Start, tmp_path: Path) -> None:
+    kept = tmp_path / "counters.json"
+
+    def fail(exporter: Exporter, not_finite: int) -> None:
+        for _ in range(3):
+            exporter.publish_checkpoint_failure()
+            exporter.publish_decision("stall", cause="not measured")
+        for _ in range(15):
+            exporter.publish_skip()
+        exporter.publish(record(110, skipped_steps=16, not_finite=not_finite))
+
+    def events(exporter: Exporter) -> list[float]:
+        found = series(scrape(exporter))
+        return [
+            found["sgt_checkpoint_failures_total", ()],
+            found["sgt_growth_stalls_total", (("reason", "not measured"),)],
+            found["sgt_growth_events_total", (("kind", "stall"),)],
+            found["sgt_skipped_steps_total", ()],
+            found["sgt_entropy_not_finite_total", ()],
+        ]
+
+    first = start(counters_file=kept)
+    first.publish_skip()
+    first.publish(record(100, skipped_steps=1, not_finite=2))
+    state = json.loads(json.dumps(first.state_dict()))
+    fail(first, not_finite=6)
+    seen = [3, 3, 3, 16, 6]
+    assert events(first) == seen
+    first.close()
+    for _ in range(2):  # the second crash is before the next checkpoint, too
+        resumed = start(counters_file=kept)
+        assert events(resumed) == seen
+        resumed.load_state_dict(state)
+        assert events(resumed) == seen
+        fail(resumed, not_finite=6)
+        seen = [a + b for a, b in zip(seen, [3, 3, 3, 15, 4], strict=True)]
+        assert events(resumed) == seen
+        assert value(resumed, "sgt_tokens_total") == 110_000  # the same ones
+        resumed.close()
+    # One that never saved begins at 0, and goes on from what was seen.
+    again = start(counters_file=kept)
+    again.publish_skip()
+    assert value(again, "sgt_skipped_steps_total") == seen[3] + 1
 
 
 def test_an_unreadable_counters_file_does_not_stop_a_run(start: Start, tmp_path: Path) -> None:
@@ -205,6 +263,25 @@ def test_a_run_that_ended_is_told_from_one_that_hangs(start: Start) -> None:
     exporter.finish("completed")
     assert value(exporter, "sgt_run_state", state="running") == 0
     assert value(exporter, "sgt_run_state", state="completed") == 1
+
+
+def test_a_long_evaluation_looks_like_a_hang(start: Start, tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, 0, hang_seconds=60, patient_seconds=60)
+    exporter = start(progressed_at=lambda: heartbeat.progressed_at)
+    exporter.observe_step(1, 0.4)
+    for moves in (lambda: heartbeat.enter("validation"), heartbeat.moved):
+        time.sleep(0.05)
+        moves()
+        found = series(scrape(exporter))
+        assert found["sgt_rank_last_progress_timestamp_seconds", ()] == heartbeat.progressed_at
+        assert heartbeat.progressed_at > found["sgt_rank_last_step_timestamp_seconds", ()]
+        assert time.time() - heartbeat.progressed_at < 10
+    exporter.observe_step(2, 0.4)
+    found = series(scrape(exporter))
+    assert (
+        found["sgt_rank_last_progress_timestamp_seconds", ()]
+        == found["sgt_rank_last_step_timestamp_seconds", ()]
+    )
 
 
 def test_a_failing_publication_is_told_once_and_training_goes_on(
@@ -236,10 +313,10 @@ def test_the_stated_cardinality_is_that_of_a_real_scrape(start: Start) -> None:
     model = ModelConfig(
         hidden_size=1024, intermediate_size=8, num_layers=16, num_heads=16, vocab_size=8
     )
-    for model_wide, host_wide in ((True, True), (False, True), (False, False)):
-        exporter = start(model=model, model_wide=model_wide)
-        exporter._snapshot = full_snapshot(16, 16, model_wide=model_wide, host_wide=host_wide)
-        counted = series_of(model_wide=model_wide, host_wide=host_wide)
+    for run_wide, host_wide in ((True, True), (False, True), (False, False)):
+        exporter = start(model=model, run_wide=run_wide)
+        exporter._snapshot = full_snapshot(16, 16, run_wide=run_wide, host_wide=host_wide)
+        counted = series_of(run_wide=run_wide, host_wide=host_wide)
         assert len(series(scrape(exporter))) == counted
 
 

@@ -60,7 +60,7 @@ def test_only_metrics_and_health_are_served(start: Start) -> None:
     with pytest.raises(ValueError, match="password"):
         Exporter(
             TelemetryConfig(),
-            model_wide=True,
+            run_wide=True,
             local_rank=0,
             rank=0,
             info={**INFO, "password": "x"},

@@ -119,7 +119,7 @@ def test_a_run_that_is_scored_trains_otherwise_or_ranks_find_other_scores(
 
 def test_scores_are_not_served() -> None:
     exporter = Exporter(
-        TelemetryConfig(), model_wide=True, local_rank=0, rank=0, info={}, model=PRESETS["tiny"]
+        TelemetryConfig(), run_wide=True, local_rank=0, rank=0, info={}, model=PRESETS["tiny"]
     )
     exporter.publish_evaluation({"sciq": {"acc": 0.25}, "chain": {"loss": 3.5}})
     samples = {

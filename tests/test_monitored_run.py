@@ -12,11 +12,13 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import end, environment, free_ports, launcher, metrics, write_data, write_run
+from exporters import series
+from runs import end, environment, free_ports, launcher, metrics, single, write_data, write_run
 
 from sgt_ds.telemetry import METRICS
 
@@ -152,6 +154,10 @@ def test_alerts_stay_silent_or_rates_jump_when_a_run_dies(
                 and prometheus.values("count(sgt_rank_step)") == [2]
             ),
         )
+        # As write_run and `checkpoint` above say.
+        assert prometheus.values("sgt_checkpoint_interval_steps") == [10]
+        recorded = "run:sgt_checkpoint_interval_seconds:mean > 0"
+        wait_for("its rule", lambda: prometheus.values(recorded))
         # Nobody is woken. (Warnings of uneven throughput may be true on a busy machine.)
         assert prometheus.firing("page") == set()
 
@@ -185,8 +191,77 @@ def test_alerts_stay_silent_or_rates_jump_when_a_run_dies(
 
     # No counter of the run fell, and none rose faster than any update ever did.
     for metric in METRICS:
-        if metric.kind == "counter" and metric.scope == "model":
+        if metric.kind == "counter" and metric.scope == "run":
             assert set(prometheus.values(f"resets({metric.name}[1h])")) <= {0.0}, metric.name
     [fastest] = prometheus.values("max(max_over_time(rate(sgt_tokens_total[10s])[30m:1s]))")
     # A scrape that is answered late counts what came meanwhile as if it had come in time.
     assert fastest < 1.5 * max(row["tokens_per_second"] for row in rows if "loss" in row)
+
+
+@contextmanager
+def serving(run: Path, port: int, output: Path) -> Iterator[Callable[[], dict[str, float]]]:
+    """A run of one rank, and what it serves: values by name, behind a slash that of its one label."""
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            single(run), env=environment(), stdout=log, stderr=log, start_new_session=True
+        )
+
+    def served() -> dict[str, float]:
+        assert process.poll() is None, output.read_text()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            found = series(answer.read().decode())
+        return {
+            "/".join([name, *(own for _, own in labels)]): found[name, labels]
+            for name, labels in found
+        }
+
+    try:
+        yield served
+    finally:
+        end(process)
+
+
+@pytest.mark.network
+def test_what_a_run_has_spent_is_told_every_log_interval_only(tmp_path: Path) -> None:
+    port = free_ports(1)
+    run = write_run(
+        tmp_path / "silent.yaml",
+        write_data(tmp_path / "data"),
+        training={"steps": 100_000, "log_every": 100_000, "validate_every": 100_000},
+        checkpoint={"every": 100_000},
+        telemetry={"port": port},
+    )
+    with serving(run, port, tmp_path / "log") as served:
+        wait_for("ten updates", lambda: served()["sgt_rank_step"] >= 10)
+        first = served()
+        wait_for("ten more", lambda: served()["sgt_rank_step"] >= first["sgt_rank_step"] + 10)
+        found = served()
+    assert "sgt_loss" not in found, "logged"
+    # A scrape may come just before the tokens of its last update.
+    assert 0 <= 64 * 8 * found["sgt_rank_step"] - found["sgt_tokens_total"] <= 64 * 8
+    for name in ("sgt_tokens_total", "sgt_flops_total", "sgt_vanilla_flops_total"):
+        assert found[name] > first[name] > 0
+    for part in ("data", "forward", "backward", "optimizer", "growth"):
+        name = f"sgt_step_part_seconds_total/{part}"
+        assert found[name] > first[name] > 0
+
+
+@pytest.mark.network
+def test_a_run_that_diverged_shows_a_finite_loss_and_nothing_else(tmp_path: Path) -> None:
+    port = free_ports(1)
+    run = write_run(
+        tmp_path / "diverged.yaml",
+        write_data(tmp_path / "data"),
+        optimizer={"lr": 1e30},
+        training={"max_skipped_steps": 1_000_000},
+        telemetry={"port": port},
+    )
+    with serving(run, port, tmp_path / "log") as served:
+        wait_for("five skips", lambda: served()["sgt_skipped_steps_total"] >= 5)
+        found = served()
+    assert found["sgt_loss"] < 10
+    # Skipped updates are no hang.
+    stamp = "sgt_rank_last_{}_timestamp_seconds"
+    assert found[stamp.format("progress")] > found[stamp.format("step")]
+    # None was applied in between.
+    assert found["sgt_skipped_steps_consecutive"] == found["sgt_skipped_steps_total"] >= 5

@@ -63,12 +63,21 @@ def test_a_preset_does_not_fit_what_it_says_it_fits(
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_an_update_of_a_preset_lasts_longer_than_the_histogram_can_tell(path: Path) -> None:
+    # Beyond the last bound every quantile is that bound.
+    assert STEP_BUCKETS_SECONDS[0] < update_seconds(path) < STEP_BUCKETS_SECONDS[-1]
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_crash_of_a_preset_loses_more_than_two_hours(path: Path) -> None:
+    assert load_run_config(path).checkpoint.every * update_seconds(path) < 7200
+
+
+def update_seconds(path: Path) -> float:
+    """Of the slowest GPUs that a preset is for, at an MFU that a run should reach."""
     config = load_run_config(path)
     (ranks,) = re.findall(r"^#   sgt-ds plan .* (\d+)$", path.read_text(), re.MULTILINE)
     length = config.data.sequence_length
     flops = vanilla_flops_per_token(config.model, length) * length
     peak = peak_flops("NVIDIA A100-SXM4-40GB")
     assert peak is not None
-    seconds = config.training.global_batch_size * flops / (int(ranks) * 0.4 * peak)
-    # Beyond the last bound every quantile is that bound.
-    assert STEP_BUCKETS_SECONDS[0] < seconds < STEP_BUCKETS_SECONDS[-1]
+    return config.training.global_batch_size * flops / (int(ranks) * 0.4 * peak)

@@ -50,7 +50,7 @@ def test_an_agent_pushes_nothing_to_where_the_rules_are(tmp_path: Path) -> None:
     (shipped / "targets" / "pushed.json").write_text(json.dumps(groups))
     exporter = Exporter(
         TelemetryConfig(port=port),
-        model_wide=True,
+        run_wide=True,
         local_rank=0,
         rank=0,
         info={"run": "pushed"},

@@ -114,7 +114,7 @@ def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
     port = free_ports()
     common: dict[str, Any] = {"info": {"run": "r", "method": "sgt"}, "model": MODEL}
     config = TelemetryConfig(port=port - 1)
-    exporter = Exporter(config, model_wide=True, local_rank=1, rank=0, run_steps=300, **common)
+    exporter = Exporter(config, run_wide=True, local_rank=1, rank=0, run_steps=300, **common)
     exporter.start()
     try:
         assert main(["top", f"127.0.0.1:{port}", "--once"]) == 0
@@ -130,7 +130,7 @@ def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
     finally:
         exporter.close()
 
-    second = Exporter(config, model_wide=False, local_rank=1, rank=1, **common)
+    second = Exporter(config, run_wide=False, local_rank=1, rank=1, **common)
     second.start()
     try:
         assert main(["top", f"127.0.0.1:{port}", "--once"]) == 2
@@ -272,7 +272,7 @@ def test_the_ranks_line_misses_one_that_is_silent_or_late(
     common: dict[str, Any] = {"info": {"run": "r", "method": "sgt"}, "model": MODEL}
     config = TelemetryConfig(port=free_ports(2))
     exporters = [
-        Exporter(config, model_wide=rank == 0, local_rank=rank, rank=rank, run_steps=300, **common)
+        Exporter(config, run_wide=rank == 0, local_rank=rank, rank=rank, run_steps=300, **common)
         for rank in range(2)
     ]
     groups = targets([("127.0.0.1", 3)], run="r", port=config.port)  # nobody is rank 2

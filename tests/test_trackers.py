@@ -22,7 +22,7 @@ from sgt_ds.telemetry.snapshot import Snapshot
 from sgt_ds.telemetry.trackers import MAX_WAITING, plotted
 
 WAIT = "sgt_ds.telemetry.trackers.WAIT_AT_END_SECONDS"
-SNAPSHOT = full_snapshot(4, 2, model_wide=True, host_wide=True)
+SNAPSHOT = full_snapshot(4, 2, run_wide=True, host_wide=True)
 
 
 class Broken:

@@ -48,23 +48,23 @@ def scrape(host: str, ports: list[int]) -> Scrape | None:
     """What the exporters say now; None while one of them does not answer."""
     try:
         samples = [_samples(f"http://{host}:{port}/metrics") for port in ports]
-        model_wide = samples[0]
-        phases = [labels["phase"] for labels, value in model_wide["sgt_growth_phase"] if value == 1]
+        run_wide = samples[0]
+        phases = [labels["phase"] for labels, value in run_wide["sgt_growth_phase"] if value == 1]
         return Scrape(
             ports=ports,
             rank_steps=[int(one["sgt_rank_step"][0][1]) for one in samples],
             phase=phases[0],
-            overhead_ratio=model_wide["sgt_flops_overhead_ratio"][0][1],
+            overhead_ratio=run_wide["sgt_flops_overhead_ratio"][0][1],
             layer_entropies=[
                 value
                 for _, value in sorted(
-                    model_wide.get("sgt_layer_entropy_ratio", []),
+                    run_wide.get("sgt_layer_entropy_ratio", []),
                     key=lambda sample: int(sample[0]["layer"]),
                 )
             ],
             loop_depths={
                 labels["layer"]: int(depth)
-                for labels, depth in model_wide.get("sgt_loop_depth", [])
+                for labels, depth in run_wide.get("sgt_loop_depth", [])
                 if depth
             },
         )

@@ -10,7 +10,7 @@ from sgt_ds.telemetry.metric import OWN_PARTS, STEP_PARTS, Metric
 from sgt_ds.telemetry.metrics import METRICS
 from sgt_ds.telemetry.outcome import Outcome, read_outcome, remove_outcome, write_outcome
 from sgt_ds.telemetry.peaks import peak_flops
-from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.record import StepRecord, Totals
 from sgt_ds.telemetry.server import TIMEOUT_HEADER
 from sgt_ds.telemetry.snapshot import DeviceMemory
 from sgt_ds.telemetry.targets import TargetGroup, beyond_loopback, own_target, targets
@@ -29,6 +29,7 @@ __all__ = [
     "Outcome",
     "StepRecord",
     "TargetGroup",
+    "Totals",
     "Tracker",
     "beyond_loopback",
     "check_pem",

@@ -44,7 +44,7 @@ _NOW = Row(
         stat(
             "Time since the last update",
             "s",
-            "Keeps growing while the run hangs.",
+            "Keeps growing while the run hangs, evaluates or skips updates.",
             Query(age("sgt_rank_last_step_timestamp_seconds"), "{{run}}", newest=True),
         ),
         stat(
@@ -163,8 +163,10 @@ _COST = Row(
         lines(
             "Skipped updates",
             "none",
-            "Updates skipped so far because gradients were not finite.",
+            "Updates skipped because gradients were not finite: so far, and in a row.",
             Query(f"sgt_skipped_steps_total{{{RUN}}}", "skipped"),
+            Query(f"sgt_skipped_steps_consecutive{{{RUN}}}", "in a row"),
+            dashed="row$",
         ),
     ),
 )

@@ -41,20 +41,21 @@ def full_record(num_layers: int, num_heads: int) -> StepRecord:
     )
 
 
-def full_snapshot(
-    num_layers: int, num_heads: int, *, model_wide: bool, host_wide: bool
-) -> Snapshot:
+def full_snapshot(num_layers: int, num_heads: int, *, run_wide: bool, host_wide: bool) -> Snapshot:
     """A snapshot in which every metric has a value, and whole layers loop."""
+    record = full_record(num_layers, num_heads)
     return Snapshot(
         rank=0,
-        model_wide=model_wide,
+        run_wide=run_wide,
         host_wide=host_wide,
         num_layers=num_layers,
         num_heads=num_heads,
         info={},
         step_timestamp=0.0,
-        record=full_record(num_layers, num_heads),
+        record=record,
+        totals=record.totals,
         run_steps=1,
+        checkpoint_steps=1,
         validation_loss=1.0,
         evaluation={"arc_easy": {"acc": 0.5}},
         growth_events=dict.fromkeys(RULES, 0),

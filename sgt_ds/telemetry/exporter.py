@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from sgt_ds.telemetry.hardware import HardwareSampler
 from sgt_ds.telemetry.kept_counters import KeptCounters
 from sgt_ds.telemetry.metric import INFO_LABELS, MARGIN_KINDS, RULES, STALL_REASONS
-from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.record import StepRecord, Totals
 from sgt_ds.telemetry.scrapers import Scrapers
 from sgt_ds.telemetry.server import Endpoint, MetricsServer
 from sgt_ds.telemetry.snapshot import (
@@ -30,6 +30,7 @@ from sgt_ds.telemetry.snapshot import (
     DeviceMemory,
     Snapshot,
     counters_of,
+    events_beyond,
     families,
     highest,
 )
@@ -58,23 +59,28 @@ class Exporter(Collector):
         self,
         config: Endpoint,
         *,
-        model_wide: bool,
+        run_wide: bool,
         local_rank: int,
         rank: int,
         info: Mapping[str, str],
         model: ModelShape,
         run_steps: int | None = None,
+        checkpoint_steps: int | None = None,
         counters_file: Path | None = None,
+        progressed_at: Callable[[], float] | None = None,
         hardware: HardwareSampler | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
         """Nothing listens before `start`.
 
-        `model_wide`: whether to serve the model-wide series (global rank 0).
+        `run_wide`: whether to serve the run-wide series (global rank 0).
         `info`: labels of sgt_run_info, names as in `metrics.INFO_LABELS`; no secrets.
-        `run_steps`: updates that the run is configured to apply.
-        `counters_file`: where the model-wide counters stand as scrapers last saw them, so that a
+        `run_steps`: updates that the run is configured to apply; `checkpoint_steps`: to take from
+        one checkpoint to the next.
+        `counters_file`: where the run-wide counters stand as scrapers last saw them, so that a
         run that crashed and resumed at an older checkpoint does not serve lower ones.
+        `progressed_at`: when this rank last got on, in Unix seconds; asked by scrapes. None: only
+        updates count.
         `hardware`: what the machine says of itself; started and closed with the exporter.
         `trackers`: get every logged update as well; closed with the exporter.
         """
@@ -83,18 +89,20 @@ class Exporter(Collector):
             raise ValueError(f"sgt_run_info has no label {sorted(unknown)}; it has {INFO_LABELS}")
         self._endpoint, self._local_rank = config, local_rank
         self._kept: KeptCounters | None = None
-        if counters_file is not None and model_wide:
+        if counters_file is not None and run_wide:
             self._kept = KeptCounters(counters_file)
         self._snapshot = Snapshot(
             rank=rank,
-            model_wide=model_wide,
+            run_wide=run_wide,
             host_wide=local_rank == 0,
             num_layers=model.num_layers,
             num_heads=model.num_heads,
             info=dict(info),
             step_timestamp=time.time(),
             run_steps=run_steps,
+            checkpoint_steps=checkpoint_steps,
         )
+        self._progressed_at = progressed_at
         self._hardware, self._trackers = hardware, trackers
         self._floors: Counters = {}
         self._registry = CollectorRegistry()
@@ -111,6 +119,8 @@ class Exporter(Collector):
         """Begin to serve. Raises: UserError where the address cannot be bound (telemetry.port)."""
         if self._kept is not None:
             self._floors = highest(self._floors, self._kept.read())
+            before = events_beyond(self._snapshot, self._floors)
+            self._snapshot = replace(self._snapshot, events_before=before)
         self._server = MetricsServer(
             self._endpoint, self._local_rank, self._render, self._snapshot.info.get("run")
         )
@@ -145,21 +155,32 @@ class Exporter(Collector):
             self._hardware.close()
 
     def observe_step(
-        self, step: int, seconds: float, data_wait_seconds: float | None = None
+        self,
+        step: int,
+        seconds: float,
+        data_wait_seconds: float | None = None,
+        *,
+        part_seconds: Mapping[str, float] | None = None,
+        collective_seconds: float | None = None,
     ) -> None:
         """An update made the count `step`. On every rank, each update; costs microseconds.
 
-        `data_wait_seconds`: what this process has waited for data so far.
+        `data_wait_seconds`: what this process has waited for data so far. The others: as in
+        `publish_rank`; with the count, of which rules take the quotient.
         """
 
         def change(now: Snapshot) -> Snapshot:
             waited = now.data_wait_seconds if data_wait_seconds is None else data_wait_seconds
+            passed = now.collective_seconds if collective_seconds is None else collective_seconds
             return replace(
                 now,
                 step=step,
                 step_timestamp=time.time(),
+                skipped_in_a_row=0,
                 histogram=now.histogram.observe(seconds),
                 data_wait_seconds=waited,
+                part_seconds={**now.part_seconds, **(part_seconds or {})},
+                collective_seconds=passed,
             )
 
         self._change("observe_step", change)
@@ -173,7 +194,8 @@ class Exporter(Collector):
         collective_seconds: float,
         device_memory: DeviceMemory | None,
     ) -> None:
-        """What this rank spent since its process began. On every rank, each logged update.
+        """What this rank spent since its process began. On every rank, each logged update, and what
+        comes between two updates.
 
         `part_seconds`: by `metric.STEP_PARTS`. `collective_seconds`: in growth's collectives.
         """
@@ -188,6 +210,13 @@ class Exporter(Collector):
 
         self._change("publish_rank", change)
 
+    def publish_totals(self, totals: Totals) -> None:
+        """What the run has spent so far. Each update, skipped ones too."""
+        self._change(
+            "publish_totals",
+            lambda now: replace(now, totals=totals, not_finite=totals.not_finite),
+        )
+
     def publish(self, record: StepRecord) -> None:
         """A logged update. Counts it as `observe_step` does, unless that has been called for it."""
 
@@ -198,10 +227,13 @@ class Exporter(Collector):
             return replace(
                 now,
                 record=record,
+                totals=record.totals,
                 step=record.step,
                 step_timestamp=timestamp,
                 histogram=histogram,
                 skipped_steps=record.skipped_steps,
+                skipped_in_a_row=0,
+                not_finite=record.not_finite,
                 data_wait_seconds=record.data_wait_seconds,
             )
 
@@ -211,7 +243,15 @@ class Exporter(Collector):
 
     def publish_skip(self) -> None:
         """An update was skipped."""
-        self._change("publish_skip", lambda now: replace(now, skipped_steps=now.skipped_steps + 1))
+
+        def change(now: Snapshot) -> Snapshot:
+            return replace(
+                now,
+                skipped_steps=now.skipped_steps + 1,
+                skipped_in_a_row=now.skipped_in_a_row + 1,
+            )
+
+        self._change("publish_skip", change)
 
     def publish_decision(
         self,
@@ -284,6 +324,7 @@ class Exporter(Collector):
             "step": now.step,
             "checkpoint_seconds": now.checkpoint_seconds,
             "checkpoint_failures": now.checkpoint_failures,
+            "not_finite": now.not_finite,
             "taken": time.time(),
         }
 
@@ -294,7 +335,7 @@ class Exporter(Collector):
             events = {kind: int(values["growth_events"].get(kind, 0)) for kind in RULES}
             stalls, margin = values.get("growth_stalls", {}), values.get("growth_margin", {})
             self._floors = highest(self._floors, values["counters"])
-            return replace(
+            loaded = replace(
                 now,
                 growth_events=events,
                 growth_stalls={reason: int(stalls.get(reason, 0)) for reason in STALL_REASONS},
@@ -304,9 +345,11 @@ class Exporter(Collector):
                 step=values["step"],
                 checkpoint_seconds=values["checkpoint_seconds"],
                 checkpoint_failures=values.get("checkpoint_failures", 0),
+                not_finite=values.get("not_finite", 0),
                 # What can be loaded was completed, soon after its state was taken.
                 checkpoint_timestamp=values["taken"],
             )
+            return replace(loaded, events_before=events_beyond(loaded, self._floors))
 
         self._change("load_state_dict", change)
 
@@ -314,6 +357,8 @@ class Exporter(Collector):
         """The metric current families, for prometheus_client."""
         now = self._snapshot
         now = replace(now, failures=now.failures + self._scrape_failures)
+        if self._progressed_at is not None:
+            now = replace(now, progress_timestamp=self._progressed_at())
         if self._hardware is not None:
             now = replace(now, hardware=self._hardware.latest())
         return families(now, highest(counters_of(now), self._floors))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
-Scope = Literal["model", "rank", "host"]
+Scope = Literal["run", "rank", "host"]
 
 PHASES = ("warmup", "growing", "fixed")
 RULES = ("activate", "deepen", "freeze", "stall")
@@ -38,7 +38,7 @@ STEP_BUCKETS_SECONDS = (
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `scope`: who serves it. `model`: global rank 0 alone; `rank`: every rank;
+    """One metric. `scope`: who serves it. `run`: global rank 0 alone; `rank`: every rank;
     `host`: local rank 0 of every host.
     """
 

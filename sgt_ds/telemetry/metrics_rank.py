@@ -34,6 +34,14 @@ RANK_METRICS: tuple[Metric, ...] = (
         "When this rank finished its latest update; before the first, when its exporter started.",
     ),
     Metric(
+        "sgt_rank_last_progress_timestamp_seconds",
+        "gauge",
+        "Unix seconds",
+        "rank",
+        "When this rank last got on, between two updates too: it began a phase, skipped an update, "
+        "scored a batch of an evaluation or copied a tensor of a checkpoint.",
+    ),
+    Metric(
         "sgt_run_state",
         "gauge",
         "1",

@@ -11,6 +11,17 @@ from sgt_ds.growth import State
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """What the run has spent so far, across resumes. The host knows it at every update."""
+
+    tokens: int
+    flops: int
+    vanilla_flops: int
+    not_finite: int
+    source_tokens: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One logged update. Cumulative values count from the run's first update, across resumes."""
 
@@ -56,6 +67,17 @@ class StepRecord:
     """Target tokens taken from each source so far, by its name."""
     planned_overhead_ratio: float | None = None
     """What overhead_ratio is planned to be at this step; None where no plan is known."""
+
+    @property
+    def totals(self) -> Totals:
+        """What has been spent up to this update."""
+        return Totals(
+            tokens=self.tokens,
+            flops=self.flops,
+            vanilla_flops=self.vanilla_flops,
+            not_finite=self.not_finite,
+            source_tokens=self.source_tokens,
+        )
 
     def as_metrics_row(self) -> dict[str, Any]:
         """The row of metrics.jsonl. What is not finite becomes null: JSON has no word for it."""

@@ -28,14 +28,17 @@ local rank. The rows of the table are defined in `sgt_ds/telemetry/metrics_run.p
 - **host** series describe a machine; local rank 0 of each host serves them.
 - **rank** series describe one rank; every rank serves its own. Host and rank series carry no rank
   label of their own: the scrape target supplies `run`, `host` and `rank` (`sgt-ds monitor targets`).
-- Counters of a run continue from the checkpoint after a resume. If a crash sets the run back behind
-  what a scraper has seen, they stay constant until the run has caught up, so `rate()` shows no jump;
-  `sgt_rank_step` and all gauges show where the run really is. Counters of a rank start at 0 with
-  each process, as `rate()` expects.
+- Counters of a run continue after a resume. If a crash sets the run back behind what a scraper has
+  seen, those of its progress (updates, tokens, FLOPs) stay constant until the run has caught up, so
+  `rate()` shows no jump; `sgt_rank_step` and all gauges show where the run really is. Those of events
+  (skipped updates, growth decisions and stalls, failed checkpoints, entropies that were not finite)
+  go on from what a scraper saw last: what happens again counts again. Counters of a rank start at 0
+  with each process, as `rate()` expects.
 - What no longer applies is 0 or absent: the depth of a layer that does not loop is 0, its looped
   heads are absent, past phases are 0, a head without a finite entropy is absent.
 - A run that has ended reports it before its port closes: `sgt_run_state` is `completed`, `stopped`
-  or `failed`. A run that hangs stays `running` while `sgt_rank_last_step_timestamp_seconds` ages.
+  or `failed`. A run that hangs stays `running` while `sgt_rank_last_progress_timestamp_seconds`
+  ages; `sgt_rank_last_step_timestamp_seconds` also ages during evaluations and saves.
 - `sgt_mfu_ratio` exists only on GPUs whose peak is known, `sgt_gpu_*` only on GPUs; utilisation,
   power and energy need NVML (`pip install 'sgt-ds[nvml]'`). The ratio is relative to the bf16 peak,
   under `training.fp8` too; float8's own peak is twice that.
@@ -72,8 +75,8 @@ A model of {num_layers} layers of {num_heads} heads with {looping_layers} loopin
 
 def reference() -> str:
     """The page, Markdown."""
-    first = series_of(model_wide=True, host_wide=True)
-    local, other = (series_of(model_wide=False, host_wide=wide) for wide in (True, False))
+    first = series_of(run_wide=True, host_wide=True)
+    local, other = (series_of(run_wide=False, host_wide=wide) for wide in (True, False))
     hosts = RANKS // RANKS_OF_A_HOST
     tail = _TAIL.format(
         buckets=", ".join(f"{bound:g}" for bound in STEP_BUCKETS_SECONDS),
@@ -90,19 +93,17 @@ def reference() -> str:
     return _HEAD + "".join(_row(metric) for metric in METRICS) + tail
 
 
-def series_of(*, model_wide: bool, host_wide: bool) -> int:
+def series_of(*, run_wide: bool, host_wide: bool) -> int:
     """How many series one rank of the example serves, every optional one among them."""
-    snapshot = full_snapshot(LAYERS, HEADS, model_wide=model_wide, host_wide=host_wide)
+    snapshot = full_snapshot(LAYERS, HEADS, run_wide=run_wide, host_wide=host_wide)
     rendered = families(snapshot, counters_of(snapshot))
     return sum(len(family.samples) for family in rendered) + PROCESS_SERIES
 
 
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
-    of = "run" if metric.scope == "model" else metric.scope
-    return (
-        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {of} | {labels} | {metric.help} |\n"
-    )
+    columns = (f"`{metric.name}`", metric.kind, metric.unit, metric.scope, labels, metric.help)
+    return f"| {' | '.join(columns)} |\n"
 
 
 if __name__ == "__main__":

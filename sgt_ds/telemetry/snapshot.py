@@ -34,7 +34,7 @@ from sgt_ds.telemetry.metric import (
     Metric,
 )
 from sgt_ds.telemetry.metrics import METRICS
-from sgt_ds.telemetry.record import StepRecord
+from sgt_ds.telemetry.record import StepRecord, Totals
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """Label values and value of each series of a metric."""
@@ -74,16 +74,24 @@ class Snapshot:
     """Everything that a scrape can see."""
 
     rank: int
-    model_wide: bool
+    run_wide: bool
     host_wide: bool
     num_layers: int
     num_heads: int
     info: Mapping[str, str]
     step_timestamp: float
+    progress_timestamp: float = 0.0
+    """Beside updates; below `step_timestamp` where nothing else is known."""
     record: StepRecord | None = None
+    totals: Totals | None = None
     step: int = 0
     run_steps: int | None = None
+    checkpoint_steps: int | None = None
+    events_before: Counters = field(default_factory=dict)
+    """Events that scrapers have seen and this process's counts lack: those after the checkpoint it
+    continues from."""
     skipped_steps: int = 0
+    skipped_in_a_row: int = 0
     histogram: StepHistogram = StepHistogram()
     data_wait_seconds: float = 0.0
     part_seconds: Mapping[str, float] = field(
@@ -106,27 +114,49 @@ class Snapshot:
     load_seconds: float | None = None
     checkpoint_timestamp: float | None = None
     checkpoint_failures: int = 0
+    not_finite: int = 0
     run_state: str = "running"
     failures: int = 0
 
 
 def counters_of(snapshot: Snapshot) -> Counters:
-    """The model-wide counters: those whose value is a run's total, whichever process counts."""
-    record = snapshot.record
-    counters: Counters = {
-        "sgt_optimizer_steps_total": {"": snapshot.step},
+    """The run-wide counters: those whose value is a run's total, whichever process counts."""
+    totals = snapshot.totals
+    counters: Counters = {"sgt_optimizer_steps_total": {"": snapshot.step}}
+    for name, events in _events(snapshot).items():
+        before = snapshot.events_before.get(name, {})
+        counters[name] = {label: count + before.get(label, 0) for label, count in events.items()}
+    if totals is not None:
+        counters["sgt_tokens_total"] = {"": totals.tokens}
+        counters["sgt_source_tokens_total"] = dict(totals.source_tokens)
+        counters["sgt_flops_total"] = {"": totals.flops}
+        counters["sgt_vanilla_flops_total"] = {"": totals.vanilla_flops}
+    return counters
+
+
+def events_beyond(snapshot: Snapshot, seen: Counters) -> Counters:
+    """How many more events scrapers have `seen` than the snapshot counts itself.
+
+    After a resume, tokens and FLOPs come to what they were; a save that fails again is news.
+    """
+    return {
+        name: {
+            label: max(0, seen.get(name, {}).get(label, 0) - count)
+            for label, count in events.items()
+        }
+        for name, events in _events(snapshot).items()
+    }
+
+
+def _events(snapshot: Snapshot) -> Counters:
+    """What this process counts beside the run's progress, from the checkpoint's counts on."""
+    return {
         "sgt_skipped_steps_total": {"": snapshot.skipped_steps},
         "sgt_growth_events_total": dict(snapshot.growth_events),
         "sgt_growth_stalls_total": dict(snapshot.growth_stalls),
         "sgt_checkpoint_failures_total": {"": snapshot.checkpoint_failures},
+        "sgt_entropy_not_finite_total": {"": snapshot.not_finite},
     }
-    if record is not None:
-        counters["sgt_tokens_total"] = {"": record.tokens}
-        counters["sgt_source_tokens_total"] = dict(record.source_tokens)
-        counters["sgt_flops_total"] = {"": record.flops}
-        counters["sgt_vanilla_flops_total"] = {"": record.vanilla_flops}
-        counters["sgt_entropy_not_finite_total"] = {"": record.not_finite}
-    return counters
 
 
 def highest(first: Counters, second: Counters) -> Counters:
@@ -142,10 +172,10 @@ def highest(first: Counters, second: Counters) -> Counters:
 def families(snapshot: Snapshot, counters: Counters) -> Iterator[Family]:
     """The metric families of a snapshot, in the table's order, empty ones left out.
 
-    `counters`: the model-wide counters to serve.
+    `counters`: the run-wide counters to serve.
     """
     values = _values(snapshot, counters)
-    served = {"model": snapshot.model_wide, "host": snapshot.host_wide, "rank": True}
+    served = {"run": snapshot.run_wide, "host": snapshot.host_wide, "rank": True}
     for metric in METRICS:
         if not served[metric.scope]:
             continue
@@ -184,6 +214,7 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
     }
     values |= {
         "sgt_run_steps": _one(snapshot.run_steps),
+        "sgt_skipped_steps_consecutive": _one(snapshot.skipped_in_a_row),
         "sgt_validation_loss": _one(snapshot.validation_loss),
         "sgt_evaluation_score": [
             ((task, metric), value)
@@ -196,6 +227,7 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
         "sgt_growth_within_noise": _one(snapshot.within_noise),
         "sgt_checkpoint_duration_seconds": _one(snapshot.checkpoint_seconds),
         "sgt_checkpoint_load_duration_seconds": _one(snapshot.load_seconds),
+        "sgt_checkpoint_interval_steps": _one(snapshot.checkpoint_steps),
         "sgt_checkpoint_last_success_timestamp_seconds": _one(snapshot.checkpoint_timestamp),
         "sgt_data_wait_seconds_total": _one(snapshot.data_wait_seconds),
         "sgt_step_part_seconds_total": [
@@ -204,6 +236,9 @@ def _values(snapshot: Snapshot, counters: Counters) -> dict[str, Samples]:
         "sgt_growth_collective_seconds_total": _one(snapshot.collective_seconds),
         "sgt_rank_step": _one(snapshot.step),
         "sgt_rank_last_step_timestamp_seconds": _one(snapshot.step_timestamp),
+        "sgt_rank_last_progress_timestamp_seconds": _one(
+            max(snapshot.step_timestamp, snapshot.progress_timestamp)
+        ),
         "sgt_run_state": _one_of(RUN_STATES, snapshot.run_state),
         "sgt_telemetry_failures_total": _one(snapshot.failures),
     }

@@ -95,7 +95,7 @@ def plotted(snapshot: Snapshot) -> Values:
         for family in families(snapshot, counters_of(snapshot)):
             for sample in family.samples:
                 metric = BY_NAME.get(sample.name)
-                if metric is not None and metric.scope == "model" and metric.kind in _PLOTTED:
+                if metric is not None and metric.scope == "run" and metric.kind in _PLOTTED:
                     labels = ",".join(f"{key}={value}" for key, value in sample.labels.items())
                     yield f"{sample.name}/{labels}".rstrip("/"), float(sample.value)
 

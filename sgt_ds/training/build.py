@@ -188,7 +188,7 @@ def build_trainer(
     say_what_sums_lose(engine, ranks.world_size, config.deepspeed)
     _say_what_data_imply(config, loader, ranks)
     growth = _growth(config, settled, layout, ranks, heartbeat)
-    telemetry = start_telemetry(config, ranks)
+    telemetry = start_telemetry(config, ranks, lambda: heartbeat.progressed_at)
     checkpoints = RunCheckpoints(
         config,
         ranks,

@@ -66,7 +66,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Global rank 0 writes journal, metrics and log, and exports the model-wide series."""
+        """Global rank 0 writes journal, metrics and log, and exports the run-wide series."""
         return self.rank == 0
 
     @property

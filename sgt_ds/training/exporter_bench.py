@@ -105,7 +105,7 @@ def bench_exporter(
     step = _step_of(trained, device, (micro_batch_size, sequence_length + 1), parts)
     exporter = Exporter(
         TelemetryConfig(port=free_ports()),
-        model_wide=True,
+        run_wide=True,
         local_rank=0,
         rank=0,
         info={"run": "bench"},
@@ -219,7 +219,8 @@ def _time_publishing(exporter: Exporter, parts: StepParts, served: ModelConfig) 
         for part in ("forward", "backward", "reduce", "optimizer"):
             with parts.host(part):
                 pass
-        exporter.observe_step(step, 0.1, 0.0)
+        exporter.observe_step(step, 0.1, 0.0, part_seconds=parts.seconds(), collective_seconds=0.0)
+        exporter.publish_totals(record.totals)
         if step % _LOG_EVERY == 0:
             exporter.publish_rank(
                 part_seconds=parts.seconds(), collective_seconds=0.0, device_memory=None

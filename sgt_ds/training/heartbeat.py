@@ -51,6 +51,8 @@ class Heartbeat:
         self.folder = folder
         self.saves: Callable[[], bool] = lambda: False
         """Whether a save is under way: its writes may hold up heartbeats on the disk they share."""
+        self.progressed_at = time.time()
+        """When this rank last began a part or moved on in one, by its own clock in Unix seconds."""
         self._rank, self._host, self._alone = rank, socket.gethostname(), world_size == 1
         self._next_rank = (rank + 1) % world_size
         self._limits = PartLimits(hang_seconds, patient_seconds)
@@ -139,10 +141,12 @@ class Heartbeat:
         """
         self._limits.enter(part)
         self._count += 1
+        self.progressed_at = time.time()
 
     def moved(self) -> None:
         """The part goes on, and its time begins anew. Ranks may say so differently often."""
         self._moved += 1
+        self.progressed_at = time.time()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 
@@ -30,9 +31,12 @@ from sgt_ds.training.engine import Ranks
 log = logging.getLogger(__name__)
 
 
-def start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
+def start_telemetry(
+    config: RunConfig, ranks: Ranks, progressed_at: Callable[[], float]
+) -> Exporter | None:
     """Serve metrics from every rank; None where `telemetry.enabled` is false. Collective.
 
+    `progressed_at`: when this rank last got on, in Unix seconds. Any thread asks.
     Raises: UserError on all ranks where one cannot serve.
     """
     if not config.telemetry.enabled:
@@ -41,7 +45,7 @@ def start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
     told: UserError | TargetGroup
     run = config.run_dir.name
     try:
-        exporter = _exporter(config, ranks)
+        exporter = _exporter(config, ranks, progressed_at)
         exporter.start()
         told = own_target(config.telemetry.host, exporter.port, run=run, rank=ranks.rank)
     except UserError as error:
@@ -67,11 +71,11 @@ def start_telemetry(config: RunConfig, ranks: Ranks) -> Exporter | None:
     return exporter
 
 
-def _exporter(config: RunConfig, ranks: Ranks) -> Exporter:
+def _exporter(config: RunConfig, ranks: Ranks, progressed_at: Callable[[], float]) -> Exporter:
     layout, cuda = RunLayout(config.run_dir), ranks.device.type == "cuda"
     return Exporter(
         config.telemetry,
-        model_wide=ranks.is_main,
+        run_wide=ranks.is_main,
         local_rank=ranks.local_rank,
         rank=ranks.rank,
         info={
@@ -88,7 +92,9 @@ def _exporter(config: RunConfig, ranks: Ranks) -> Exporter:
         },
         model=config.model,
         run_steps=config.training.steps,
+        checkpoint_steps=config.checkpoint.every,
         counters_file=layout.exporter_counters,
+        progressed_at=progressed_at,
         hardware=HardwareSampler(
             config.run_dir,
             # As NVML names it, whatever CUDA_VISIBLE_DEVICES makes of the numbers.

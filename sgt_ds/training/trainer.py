@@ -17,7 +17,7 @@ from sgt_ds.errors import StateMismatch
 from sgt_ds.flops import FlopsCounter
 from sgt_ds.growth import Decision, GrowthController
 from sgt_ds.model import LoopInputs, loop_inputs
-from sgt_ds.telemetry import Exporter, StepRecord
+from sgt_ds.telemetry import Exporter, StepRecord, Totals
 from sgt_ds.training.compile_ahead import CompileAhead
 from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, set_learning_rate
@@ -213,7 +213,14 @@ class Trainer:
         seconds = time.perf_counter() - started
         self.parts.read_passed()  # without telemetry too: what is not read piles up
         if self.telemetry is not None:
-            self.telemetry.observe_step(clock.step, seconds, self.loader.wait_seconds)
+            self.telemetry.observe_step(
+                clock.step,
+                seconds,
+                self.loader.wait_seconds,
+                part_seconds=self._part_seconds(),
+                collective_seconds=self.growth.collective_seconds,
+            )
+            self._publish_totals()
         if clock.step % training.log_every == 0 or clock.step == training.steps:
             self._report_step(totals, rate, seconds)
         return True
@@ -257,6 +264,8 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values that `load_state_dict` takes, beside the checkpoint's own `step`."""
+        growth = self.growth.state_dict()
+        self._publish_totals()  # with the entropies that growth has just waited for
         return {
             "entry": self.growth.policy.entry,
             "tokens": self.clock.tokens,
@@ -266,7 +275,7 @@ class Trainer:
             "data_fingerprint": self.loader.fingerprint,
             "flops": self.flops.state_dict(),
             "state": self.growth.state.as_json(),
-            "growth": self.growth.state_dict(),
+            "growth": growth,
             "telemetry": self.telemetry.state_dict() if self.telemetry is not None else {},
         }
 
@@ -347,10 +356,25 @@ class Trainer:
         if self.telemetry is not None:
             self.parts.read_passed()
             self.telemetry.publish_rank(
-                part_seconds={**self.parts.seconds(), "data": self.loader.wait_seconds},
+                part_seconds=self._part_seconds(),
                 collective_seconds=self.growth.collective_seconds,
                 device_memory=self.parts.device_memory(),
             )
+
+    def _part_seconds(self) -> dict[str, float]:
+        return {**self.parts.seconds(), "data": self.loader.wait_seconds}
+
+    def _publish_totals(self) -> None:
+        """What the run has spent: at every update, since a logged one may be minutes away."""
+        if self.telemetry is not None and self.ranks.is_main:
+            totals = Totals(
+                tokens=self.clock.tokens,
+                flops=self.flops.total,
+                vanilla_flops=self.flops.vanilla,
+                not_finite=self.growth.not_finite,
+                source_tokens=self.loader.source_tokens,
+            )
+            self.telemetry.publish_totals(totals)
 
     def _end_with_the_data(self) -> None:
         log.info(
@@ -377,11 +401,12 @@ class Trainer:
         log.warning("step %d: update skipped, gradients not finite", self.clock.step)
         if self.telemetry is not None:
             self.telemetry.publish_skip()
+        self._publish_totals()
         with self.parts.host("checkpoint"):  # the newest one is read whole before the run ends
             self.skips.skipped(self.clock.step, self.checkpoints.newest)
 
     def _report_step(self, totals: StepTotals, rate: float, seconds: float) -> None:
-        """Log, metrics row and model-wide series. Waits for all that the device has to do.
+        """Log, metrics row and run-wide series. Waits for all that the device has to do.
 
         Otherwise an update waits for the verdict on its gradients, and where growth decides.
         Collective.
