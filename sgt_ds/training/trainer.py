@@ -342,6 +342,12 @@ class Trainer:
         """How each looping layer runs in the next update."""
         return loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
 
+    def _updates_left(self) -> int:
+        """Updates to come if none is skipped: to the last step, or to where the data end."""
+        left = self.config.training.steps - self.clock.step
+        last = self.loader.last_batches
+        return left if last is None else min(left, last - self.loader.batches)
+
     def _publish_rank(self) -> None:
         if self.telemetry is not None:
             self.parts.read_passed()
@@ -387,7 +393,8 @@ class Trainer:
         speed = self._throughput.tokens_per_second(self.clock.tokens)
         if self.ranks.is_main:
             record = self._record(loss, rate, seconds, speed)
-            self.reports.step(record, self._throughput.step_seconds(self.clock.step))
+            seconds_left = self._updates_left() * self._throughput.step_seconds(self.clock.step)
+            self.reports.step(record, seconds_left)
 
     def _record(self, loss: float, rate: float, seconds: float, speed: float) -> StepRecord:
         flops, entropy = self.flops, self.growth.entropy
