@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from sgt_ds.checkpoints import read_state
+from sgt_ds.checkpoints import list_checkpoints, read_state
 from sgt_ds.cli import main
 from sgt_ds.report import read_history
 from sgt_ds.telemetry import read_outcome
@@ -211,6 +211,10 @@ def test_a_run_whose_data_end_fails_or_is_not_saved(tmp_path: Path, data: Path) 
     assert "restart" not in told
     assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 10))
     assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
+    [validated] = [row for row in runs.metrics(tmp_path / "run") if "validation_loss" in row]
+    assert validated["step"] == 9, "the last update is validated too"
+    [newest] = list_checkpoints(tmp_path / "run" / "checkpoints")[:1]
+    assert newest.validation_loss == validated["validation_loss"]
     # Started again, it has nothing to do; with other data it says what differs, unless told to go on.
     for start in (runs.single(run), supervised):
         assert "is exhausted" in runs.run_to_end(start)
