@@ -53,6 +53,20 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def output_writer(path: Path) -> Iterator[IO[bytes]]:
+    """As `atomic_writer`, for a file that a user names: it follows links.
+
+    What is there and is no regular file, as a pipe or a device, is written into, never replaced.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            yield stream
+    else:
+        with atomic_writer(Path(os.path.realpath(path))) as stream:
+            yield stream
+
+
 def write_text_atomically(path: Path, text: str) -> None:
     """Write `text` (UTF-8) to `path`, whole or not at all."""
     with atomic_writer(path) as stream:

@@ -22,6 +22,8 @@ from sgt_ds.config import (
     load_run_config,
     resolve_deepspeed,
     start_warnings,
+    told_rank,
+    told_world_size,
 )
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.evaluation import named_tasks
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from sgt_ds.training import join_ranks, leave_ranks, lost_peers_told, run
 
         config_file = str(options.run)
-        resolve_deepspeed(config, _world_size(), config_file)
+        resolve_deepspeed(config, told_world_size(), config_file)
         resuming = check_run_directory(config)
         supervised = RUN_ID_VARIABLE in os.environ  # by `sgt-ds train`
         if not supervised:
@@ -79,14 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error = at_fault(error, options.run, options.overrides)
         # Until the ranks join, all of them meet the same error; one line is enough.
         shared = not joining or error.everywhere
-        if not shared or os.environ.get("RANK", "0") == "0":
+        if not shared or _is_first():
             print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0
 
 
 def _warn(config: RunConfig) -> None:
-    if _rank():
+    if not _is_first():
         return
     for warning in [*run_warnings(config, fork_step(config)), *start_warnings(config)]:
         print(f"sgt-ds train: warning: {warning}", file=sys.stderr, flush=True)
@@ -101,25 +103,20 @@ def _heartbeat(config: RunConfig) -> Heartbeat:
     )
     return Heartbeat(
         RunLayout(config.run_dir).signs_of_life(launch),
-        _rank(),
-        world_size=_world_size(),
+        told_rank() or 0,
+        world_size=told_world_size(),
         hang_seconds=config.training.hang_seconds,
         patient_seconds=config.training.collective_timeout_seconds,
         launched=RUN_ID_VARIABLE in os.environ,
     )
 
 
-def _rank() -> int:
-    """The rank of this process, as the launcher (DeepSpeed's, or mpirun) says."""
-    return int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0")
-
-
-def _world_size() -> int:
-    """Ranks of this run, as the launcher (DeepSpeed's, or mpirun) says."""
-    for variable in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
-        if variable in os.environ:
-            return int(os.environ[variable])
-    return 1
+def _is_first() -> bool:
+    """Whether this is the rank that speaks for all; so is each one that cannot tell its rank."""
+    try:
+        return not told_rank()
+    except UserError:
+        return True
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

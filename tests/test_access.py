@@ -265,8 +265,9 @@ def test_targets_need_the_port_that_the_run_directory_holds(
         assert [group["targets"] for group in groups] == [[f"node1:{port}"], [f"node1:{port + 1}"]]
         assert {group["labels"]["run"] for group in groups} == {"night"}
     out = tmp_path / "night.json"
+    out.symlink_to(tmp_path / "linked.json")
     assert main(["monitor", "targets", str(hostfile), "--run", "night", "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}: 2 targets of run night\n"
-    assert json.loads(out.read_text()) == groups
+    assert json.loads((tmp_path / "linked.json").read_text()) == groups
     assert main(["monitor", "targets", str(tmp_path / "nope"), "--run", "night"]) == 2
     assert f"{tmp_path / 'nope'}: no such hostfile; check the path" in capsys.readouterr().err

@@ -206,10 +206,13 @@ def test_bad_usage_of_the_bench_starts_a_run_or_prints_a_traceback(
     assert named in lines[0]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("disk_is_full", "fails"), [(False, False), (False, True), (True, False), (True, True)]
+)
 @pytest.mark.parametrize("words", [("train", "--num-gpus", "1"), ("scaling", "--gpus", "1")])
 def test_a_reader_that_is_gone_leaves_the_runs_folder_or_hides_why_they_failed(
     words: tuple[str, ...],
+    disk_is_full: bool,
     fails: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -228,11 +231,17 @@ def test_a_reader_that_is_gone_leaves_the_runs_folder_or_hides_why_they_failed(
     run = str(run_file(tmp_path))
     reader, writer = os.pipe()
     os.close(reader)
-    with suppress(BrokenPipeError), os.fdopen(writer, "w") as gone:
+    if disk_is_full:
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    with suppress(OSError), os.fdopen(writer, "w") as gone:
         monkeypatch.setattr(sys, "stdout", gone)
         status = main(["bench", words[0], run, *words[1:], "--json"])
-    assert status == (1 if fails else 141)
-    assert ("the second run ended with 1" in capsys.readouterr().err) == fails
+    assert status == (1 if fails or disk_is_full else 141)
+    told = capsys.readouterr().err
+    assert ("the second run ended with 1" in told) == fails
+    full = "sgt-ds: stdout: cannot be written (No space left on device); free disk space"
+    assert (full in told) == (disk_is_full and not fails)
     assert len(list((tmp_path / "made").iterdir())) == fails, "what failed is there to be read"
 
 

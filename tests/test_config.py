@@ -8,8 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import runs
 import yaml
 
+from sgt_ds import train
 from sgt_ds.cli import main
 from sgt_ds.config import (
     PRESETS,
@@ -25,6 +27,9 @@ from sgt_ds.config import (
     resolve_deepspeed,
     save_run_config,
     start_warnings,
+    told_local_size,
+    told_rank,
+    told_world_size,
 )
 from sgt_ds.config.suggestions import OTHER_NAMES
 from sgt_ds.errors import UserError
@@ -505,3 +510,31 @@ def test_a_mistyped_word_is_told_without_the_one_that_was_meant(
     said = capsys.readouterr().err
     assert (status, said.count("\n")) == (2, 1)
     assert meant in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "x"}, "RANK: 'x' is not a whole number of 0 or more"),
+        ({"OMPI_COMM_WORLD_RANK": "-1"}, "OMPI_COMM_WORLD_RANK: '-1' is not"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE: is not set, though this process has a rank"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE: '0' is not a whole number of 1 or more"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "LOCAL_RANK: is not set, though RANK is"),
+        ({"LOCAL_SIZE": "two"}, "LOCAL_SIZE: 'two' is not"),
+    ],
+)
+def test_a_variable_of_a_launcher_that_is_none_of_its_numbers_is_a_traceback(
+    variables: dict[str, str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # joining sets them
+    assert (told_rank(), told_world_size(), told_local_size()) == (None, 1, 1), "empty is unset"
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert train.main([str(runs.write_run(tmp_path / "run.yaml", tmp_path))]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if line.startswith(f"sgt-ds train: environment: {said}")]

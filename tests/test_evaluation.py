@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import random
 import sys
 from pathlib import Path
@@ -245,12 +246,15 @@ def test_items_that_cannot_be_written_take_the_scores_along(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["eval", "tasks", str(folder), "--tasks", "sciq", "--data", str(rows), "--limit", "2"]
+    nowhere = tmp_path / "link"
+    nowhere.symlink_to(tmp_path / "none" / "x.jsonl")
     with monkeypatch.context() as early:
         early.setattr(Suite, "score", None)  # told before anything is scored
         for out, said in (
             ("/proc/x.jsonl", "cannot be written"),
             (str(tmp_path / "none" / "x.jsonl"), "is not a folder"),
-            ("/dev/null", "is not a file name"),
+            (str(tmp_path), "is not a file name"),
+            (str(nowhere), "is not a folder"),
             (str(tmp_path / ("x" * 250)), "cannot be written"),
             (str(tmp_path / ("x" * 300)), "cannot be written"),
         ):
@@ -259,6 +263,7 @@ def test_items_that_cannot_be_written_take_the_scores_along(
             assert told.err.startswith("sgt-ds: --out: ")
             assert said in told.err
             assert (told.out, told.err.count("\n")) == ("", 1)
+    nowhere.unlink()
     out = tmp_path / "x.jsonl"
     out.write_text("earlier")
 
@@ -275,8 +280,15 @@ def test_items_that_cannot_be_written_take_the_scores_along(
     assert line.startswith(f"sgt-ds: --out: {out} cannot be written (No space left on device); ")
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
     assert out.read_text() == "earlier"
-    assert main([*command, "--out", str(out)]) == 0
+    nowhere.symlink_to(out)
+    assert main([*command, "--out", str(nowhere)]) == 0
     assert len(out.read_text().splitlines()) == 2
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert main([*command, "--out", str(pipe)]) == 0
+    assert os.read(reader, 1 << 16) == out.read_bytes()
+    os.close(reader)
 
 
 def test_without_a_network_nobody_says_what_to_give(

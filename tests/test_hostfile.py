@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import runs
 
 from sgt_ds import train
+from sgt_ds.cli import main
 from sgt_ds.errors import UserError
 from sgt_ds.launch import (
     RUN_ID_VARIABLE,
     Host,
+    Launch,
     format_hostfile,
     forwarded_environment,
     parse_hostfile,
@@ -179,8 +183,32 @@ def test_what_turns_nvlink_multicast_off_reaches_other_hosts_and_a_token_does_no
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "NVSHMEM_DISABLE_NVLS": "1",
     }
-    rest = {"HOME": "/root", "TORCH_HUB_TOKEN": "abc", "NCCL_DEBUG_FILE": "$(id)"}
+    rest = {"HOME": "/root", "TORCH_HUB_TOKEN": "$abc", "NCCL_DEBUG_FILE": "$(id)"}
     assert forwarded_environment({**off, **rest}, files=()) == off
+
+
+def test_a_variable_whose_value_cannot_be_passed_on_is_left_out_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, hostfile = runs.write_run(tmp_path / "run.yaml", runs.write_data(tmp_path)), tmp_path / "h"
+    hostfile.write_text("a slots=1\nb slots=1\n")
+    for name in ("HOME", "NCCL_NET", "NCCL_ALGO", "TORCH_HUB_TOKEN"):
+        monkeypatch.setenv(name, "$x")
+    (tmp_path / ".deepspeed_env").write_text("NCCL_ALGO=Ring\n")  # says how it is meant
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sgt_ds.launch.check_launch", lambda *given: None)  # it would ask the hosts
+
+    def start_twice(prepare: Callable[[Sequence[str]], Launch], **settings: object) -> int:
+        prepare(())
+        prepare(())
+        return 0
+
+    monkeypatch.setattr("sgt_ds.launch.supervise", start_twice)
+    for flags, warned in (((), ()), (("--hostfile", str(hostfile)), ("NCCL_NET",))):
+        assert main(["train", str(run), *flags]) == 0
+        told = capsys.readouterr().err
+        assert re.findall(r"warning: (\w+) is not passed on to the hosts", told) == [*warned]
+        assert "$x" not in told
 
 
 def test_a_hung_run_waits_for_a_host_that_is_cut_off_as_long_as_others_do(

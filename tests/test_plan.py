@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -503,3 +504,18 @@ def test_longer_windows_that_cost_less() -> None:
         assert [event["step"] for event in document["events"]] == [window, 2 * window, 3 * window]
         totals.append(document["total_flops"])
     assert totals == sorted(totals)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_a_traceback_or_no_fault(unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sgt_ds", "plan", "--preset", "573m"],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("sgt-ds: stdout: cannot be written (No space left on device); ")

@@ -30,7 +30,7 @@ from sgt_ds.checkpoints import (
 )
 from sgt_ds.checkpoints.contents import saved_sizes
 from sgt_ds.checkpoints.snapshot import Snapshots
-from sgt_ds.files import LineFile, write_text_atomically
+from sgt_ds.files import LineFile, output_writer, write_text_atomically
 from sgt_ds.training.run_directory import set_up_logging
 
 FAULTY = "faulty:main"
@@ -202,6 +202,26 @@ def test_a_write_that_fails_is_told_of_a_temporary_file(tmp_path: Path) -> None:
             write_text_atomically(tmp_path / name, "text")
         assert str(caught.value) == f"{reason}: '{tmp_path / name}'"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_an_output_replaces_a_pipe_or_the_link_that_names_it(tmp_path: Path) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "folder" / "file"
+    os.mkfifo(pipe)
+    file.parent.mkdir()
+    link.symlink_to(file)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (pipe, link, link):  # a link to nothing yet, and one to a file
+        with output_writer(path) as stream:
+            stream.write(b"text")
+    assert os.read(reader, 99) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert file.read_text() == "text"
+    with pytest.raises(ZeroDivisionError), output_writer(link):
+        raise ZeroDivisionError
+    assert file.read_text() == "text", "whole or not at all"
+    assert [path.name for path in file.parent.iterdir()] == ["file"]
 
 
 def test_a_log_on_a_full_disk_is_longer_on_the_terminal(

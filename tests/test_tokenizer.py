@@ -16,13 +16,16 @@ from hypothesis import strategies as st
 from sgt_ds.cli import main
 from sgt_ds.data import Tokenizer, train_tokenizer
 from sgt_ds.errors import UserError
+from sgt_ds.files import sha256_of
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("tokenizers")
     corpus = write_c4(root / "corpus.json.gz", texts_of(200))
-    train_tokenizer([str(corpus)], 400, root / "tokenizer.model")
+    (root / "link").symlink_to(root / "tokenizer.model")
+    trained = train_tokenizer([str(corpus)], 400, root / "link")
+    assert trained.sha256 == sha256_of(root / "tokenizer.model")
     return {
         "sentencepiece": root / "tokenizer.model",
         "huggingface": write_tokenizer(root / "tokenizer.json"),

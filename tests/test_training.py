@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import runs
 
-from sgt_ds.checkpoints import read_state
+from sgt_ds.checkpoints import list_checkpoints, read_state
 from sgt_ds.cli import main
 from sgt_ds.report import read_history
+from sgt_ds.telemetry import read_outcome
 
 pytestmark = pytest.mark.launcher
 
@@ -230,13 +231,27 @@ def test_a_run_whose_data_end_fails_or_is_not_saved(tmp_path: Path, data: Path) 
         data={"exhausted": "stop", "document_mask": True},
         training={"global_batch_size": 64, "micro_batch_size": 16, "steps": 20},
     )
-    told = runs.run_to_end(runs.single(run))
+    supervised = ["sgt-ds", "train", str(run), "--max-restarts", "1"]
+    told = runs.run_to_end(supervised)
     assert "lasts for 9 of 20 updates" in told
-    assert "is exhausted (data.exhausted: stop)" in told
+    assert "step 9/20  ETA 0s" in told
+    reason = f"complete at step 9 of 20: {data / 'train'} is exhausted (data.exhausted: stop)"
+    assert told.endswith(f"sgt-ds train: {reason}\n")
+    assert "restart" not in told
     assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 10))
     assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
+    [validated] = [row for row in runs.metrics(tmp_path / "run") if "validation_loss" in row]
+    assert validated["step"] == 9, "the last update is validated too"
+    [newest] = list_checkpoints(tmp_path / "run" / "checkpoints")[:1]
+    assert newest.validation_loss == validated["validation_loss"]
     # Started again, it has nothing to do; with other data it says what differs, unless told to go on.
-    assert "is exhausted" in runs.run_to_end(runs.single(run))
+    for start in (runs.single(run), supervised):
+        assert "is exhausted" in runs.run_to_end(start)
+        outcome = read_outcome(tmp_path / "run" / "control")
+        assert outcome is not None
+        assert (outcome.status, outcome.reason) == (0, reason)
+        told = runs.run_to_end(["sgt-ds", "stop", str(tmp_path / "run")], expect=2)
+        assert "is complete at step 9 of 20: its data have ended; there is nothing to stop" in told
     other = f"data.train=[{{path: {data / 'val'}}}]"
     told = runs.run_to_end(runs.single(run, other), expect=2)
     assert f"data.train.0 ({data / 'val'}): tokens 40000 -> 4000" in told

@@ -7,9 +7,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from sgt_ds.errors import SgtError, UserError
 
@@ -165,6 +166,42 @@ def chosen_device(name: str) -> str:
     return usable_device(None if name == "auto" else name).type
 
 
+class OutputError(SgtError):
+    """What a command prints cannot be written: a full disk behind stdout."""
+
+
+class _Output:
+    """stdout whose own faults can be told from those of other files. Raises: OutputError.
+
+    A reader that is gone (`sgt-ds … | head`) is no fault: BrokenPipeError.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _refusals_told():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _refusals_told():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"stdout: cannot be written ({error.strerror}); free disk space, or redirect it"
+        raise OutputError(f"{message} elsewhere") from error
+
+
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     """Parse, run the chosen handler, and turn every expected error into one line and a status."""
     options, rest = parser.parse_known_args(arguments)
@@ -178,21 +215,52 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
         command.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         options.overrides += rest
+    stdout = sys.stdout
     try:
-        return options.handler(options) or 0
+        return _handled(options)
+    except (BrokenPipeError, OutputError) as error:
+        if stdout is not None:  # what is left in its buffer is not tried again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        if (failure := _before(error)) is not None:
+            return _tell(parser, options, failure)
+        if isinstance(error, OutputError):
+            return _tell(parser, options, error)
+        return 141  # `sgt-ds … | head`: not an error of ours
     except SgtError as error:
-        if isinstance(error, UserError) and getattr(options, "overrides", None):
-            from sgt_ds.config import at_fault
-
-            error = at_fault(error, options.run, options.overrides)
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return error.exit_code
+        return _tell(parser, options, error)
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError as error:  # `sgt-ds … | head`: not an error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error.__context__, SgtError):  # what came before it failed
-            print(f"{parser.prog}: {error.__context__}", file=sys.stderr)
-            return error.__context__.exit_code
-        return 141
+    finally:
+        sys.stdout = stdout
+
+
+def _handled(options: argparse.Namespace) -> int:
+    """The status of the chosen handler, once all that it printed is written. Raises: OutputError."""
+    if sys.stdout is None:  # closed by who started this
+        return options.handler(options) or 0
+    output = sys.stdout = cast("TextIO", _Output(sys.stdout))
+    try:
+        return options.handler(options) or 0
+    finally:
+        output.flush()
+
+
+def _before(error: BaseException) -> SgtError | None:
+    """The failure that came before what could not be printed; None without one."""
+    before = error.__context__
+    while before is not None:
+        if isinstance(before, SgtError) and not isinstance(before, OutputError):
+            return before
+        before = before.__context__
+    return None
+
+
+def _tell(parser: Parser, options: argparse.Namespace, error: SgtError) -> int:
+    """Print an error in one line. Returns its exit status."""
+    if isinstance(error, UserError) and getattr(options, "overrides", None):
+        from sgt_ds.config import at_fault
+
+        error = at_fault(error, options.run, options.overrides)
+    print(f"{parser.prog}: {error}", file=sys.stderr)
+    return error.exit_code

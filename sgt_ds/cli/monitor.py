@@ -42,7 +42,7 @@ def show_targets(options: argparse.Namespace) -> None:
     """Write the targets."""
     from sgt_ds.config import RunLayout, TelemetryConfig, load_run_config
     from sgt_ds.errors import UserError
-    from sgt_ds.files import write_text_atomically
+    from sgt_ds.files import output_writer
     from sgt_ds.launch import parse_hostfile
     from sgt_ds.telemetry import targets
 
@@ -64,7 +64,8 @@ def show_targets(options: argparse.Namespace) -> None:
         print(text, end="")
         return
     try:
-        write_text_atomically(options.out, text)
+        with output_writer(options.out) as stream:
+            stream.write(text.encode())
     except OSError as error:
         raise UserError(
             options.out, None, f"cannot be written ({error.strerror}); check the directory"

@@ -33,7 +33,7 @@ def register(commands: Subparsers[Parser]) -> None:
 def write(options: argparse.Namespace) -> None:
     """Write the report."""
     from sgt_ds.errors import UserError
-    from sgt_ds.files import write_text_atomically
+    from sgt_ds.files import output_writer
     from sgt_ds.report import MAX_RUNS, html_report, read_histories
 
     if len(options.runs) > MAX_RUNS:
@@ -41,7 +41,8 @@ def write(options: argparse.Namespace) -> None:
         raise UserError("sgt-ds report", "RUN", message)
     text = html_report(read_histories(options.runs))
     try:
-        write_text_atomically(options.out, text)
+        with output_writer(options.out) as stream:
+            stream.write(text.encode())
     except OSError as error:
         raise UserError(
             options.out, None, f"cannot be written ({error.strerror}); check the directory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,7 +109,14 @@ def train(options: argparse.Namespace) -> int:
     from sgt_ds.evaluation import check_evaluation
     from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method, settled_growth
-    from sgt_ds.launch import Launch, check_launch, check_side_folders, fork_step, supervise
+    from sgt_ds.launch import (
+        Launch,
+        check_launch,
+        check_side_folders,
+        fork_step,
+        forwarding_warnings,
+        supervise,
+    )
 
     name, first = str(options.run), True
 
@@ -129,6 +137,8 @@ def train(options: argparse.Namespace) -> int:
             check_side_folders(config, name, target)
         if first and not target.node_rank:
             warn("train", [*run_warnings(config, fork_step(config)), *start_warnings(config)])
+        if first and not target.local and target.node_rank is None:
+            warn("train", forwarding_warnings(os.environ))
         first = False
         return Launch(config, target, [name, *overrides])
 

@@ -10,6 +10,12 @@ from sgt_ds.config.deepspeed import (
 from sgt_ds.config.evaluation import EvaluationConfig, TaskSource, TextSource
 from sgt_ds.config.float8 import float8_faults
 from sgt_ds.config.growth import Direction, Entry, FromJournal, GrowthConfig, growth_faults
+from sgt_ds.config.launcher import (
+    launcher_number,
+    told_local_size,
+    told_rank,
+    told_world_size,
+)
 from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import (
     at_fault,
@@ -73,6 +79,7 @@ __all__ = [
     "float8_faults",
     "growth_faults",
     "in_plain_words",
+    "launcher_number",
     "load_run_config",
     "nearest",
     "parse_variant",
@@ -84,4 +91,7 @@ __all__ = [
     "shipped_config",
     "shipped_hostfile",
     "start_warnings",
+    "told_local_size",
+    "told_rank",
+    "told_world_size",
 ]

@@ -37,7 +37,7 @@ class EvaluationConfig(Section):
     """Tasks and texts that a run is scored on, apart from its validation loss."""
 
     every: PositiveInt = 1000
-    """Updates between evaluations; the last update is evaluated too."""
+    """Updates between evaluations; the last update is evaluated too, but not that of a stop."""
     rule: Literal["olmo", "lm_eval"] = "olmo"
     """Rule that the tasks follow for prompts, tokenisation and normalisation."""
     tasks: list[TaskSource] = []

@@ -73,7 +73,7 @@ class TrainingConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights and of the data order."""
     validate_every: PositiveInt = 250
-    """Updates between validations; the last update is validated too."""
+    """Updates between validations; the last update is validated too, but not that of a stop."""
     validation_sequences: PositiveInt = 256
     """Maximum number of sequences read from the validation set."""
     log_every: PositiveInt = 10
@@ -142,7 +142,8 @@ class CheckpointConfig(Section):
     keep_every: PositiveInt | None = None
     """Checkpoints whose update count is a multiple of this are kept forever."""
     keep_best: bool = False
-    """Also keep the checkpoint with the lowest validation loss; every checkpoint is then validated."""
+    """Also keep the checkpoint with the lowest validation loss; every checkpoint except that of a stop is
+    then validated."""
     background: bool = True
     """Write while training continues; each rank holds a copy of its share in host memory, page-locked
     with CUDA."""

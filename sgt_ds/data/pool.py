@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from sgt_ds.config import launcher_number
 from sgt_ds.errors import SgtError, UserError
 
 Handler = Callable[[Any], Iterator[Any]]
@@ -129,10 +129,10 @@ def run_mpi(factory: Factory, tasks: Sequence[Any], communicator: Any) -> Iterat
 def mpi_communicator() -> Any:
     """The world communicator where this process is one of several ranks, else None.
 
-    Raises: UserError where it was started by mpirun but mpi4py is missing.
+    Raises: UserError where it was started by mpirun but mpi4py is missing, or a size is no number.
     """
     sizes = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE")
-    if not any(int(os.environ.get(name, "1")) > 1 for name in sizes):
+    if not any((launcher_number(name) or 1) > 1 for name in sizes):
         return None
     try:
         from mpi4py import MPI

@@ -6,6 +6,7 @@ the inputs nor how they are cut into files changes the model; only the set of do
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import io
 import re
@@ -20,7 +21,7 @@ from sgt_ds.data.file_work import fault_error
 from sgt_ds.data.inputs import HashingReader, InputFile, expand_inputs
 from sgt_ds.data.readers import MAX_DOCUMENT_BYTES, Document, read_documents
 from sgt_ds.errors import UserError
-from sgt_ds.files import atomic_writer, sha256_of
+from sgt_ds.files import output_writer
 from sgt_ds.progress import Progress
 
 SAMPLE_BYTES = 100_000_000
@@ -89,14 +90,14 @@ def train_tokenizer(
         raise UserError("--vocab-size", None, _vocabulary_fault(vocab_size, str(error))) from None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_writer(out) as stream:
+        with output_writer(out) as stream:
             stream.write(model.getvalue())
     except OSError as error:
         raise UserError(out, "--out", f"cannot be written ({error.strerror})") from None
     return TrainedTokenizer(
         path=str(out),
         vocab_size=vocab_size,
-        sha256=sha256_of(out),
+        sha256=hashlib.sha256(model.getvalue()).hexdigest(),
         documents=documents,
         sampled_documents=len(sample),
         sampled_bytes=sum(len(content) for content in sample),

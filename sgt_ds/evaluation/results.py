@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from sgt_ds.errors import UserError
 from sgt_ds.evaluation.items import METRICS, Item, Metric, Rule
 from sgt_ds.evaluation.sources import Questions
-from sgt_ds.files import atomic_writer
+from sgt_ds.files import output_writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +150,19 @@ def check_writable(path: Path) -> None:
     Raises: UserError of `--out` where it cannot.
     """
     try:
-        if not path.parent.is_dir():
-            fault = f"{path.parent} is not a folder; create it, or name another one"
-        elif path.exists() and not path.is_file():  # a device would be replaced
+        target = Path(os.path.realpath(path))
+        if path.is_dir():
             fault = f"{path} is not a file name; name a file in a folder"
+        elif path.exists() and not path.is_file():  # a pipe or a device is written into
+            if os.access(path, os.W_OK):
+                return
+            fault = f"{path} cannot be written ({os.strerror(errno.EACCES)}); name another file"
+        elif not target.parent.is_dir():
+            fault = f"{target.parent} is not a folder; create it, or name another one"
         else:
             # The writer makes a file beside it, too, with a longer name.
-            prefix = f".{path.name}."
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, suffix=".tmp"):
+            prefix = f".{target.name}."
+            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=prefix, suffix=".tmp"):
                 return
     except OSError as error:
         fault = f"{path} cannot be written ({error.strerror}); name another file"
@@ -163,9 +170,9 @@ def check_writable(path: Path) -> None:
 
 
 def write_items(path: Path, results: Iterable[TaskResult]) -> None:
-    """Write one line of JSON an item, whole or not at all."""
+    """Write one line of JSON an item: a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_writer(path) as stream:
+    with output_writer(path) as stream:
         for result in results:
             for item in result.items:
                 stream.write(json.dumps(item.as_json()).encode() + b"\n")

@@ -25,7 +25,11 @@ from sgt_ds.launch.command import (
     is_this_host,
     master_address,
 )
-from sgt_ds.launch.environment import forwarded_environment, read_environment_file
+from sgt_ds.launch.environment import (
+    forwarded_environment,
+    forwarding_warnings,
+    read_environment_file,
+)
 from sgt_ds.launch.forecast import (
     GRADIENT_BYTES,
     Forecast,
@@ -95,6 +99,7 @@ __all__ = [
     "fork_step",
     "format_hostfile",
     "forwarded_environment",
+    "forwarding_warnings",
     "gpu_arguments",
     "is_hostfile",
     "is_this_host",

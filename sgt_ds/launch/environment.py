@@ -44,15 +44,41 @@ def forwarded_environment(
     Raises: UserError where a file's line is no assignment, or would put a secret or shell text on a
     command line.
     """
-    if files is None:
-        files = (Path.home() / ENV_FILE_NAME, Path(ENV_FILE_NAME))
-    chosen = {
+    wanted = _wanted(environment)
+    chosen = {name: value for name, value in wanted.items() if not _SHELL.search(value)}
+    return chosen | _in_files(files)
+
+
+def forwarding_warnings(
+    environment: Mapping[str, str], files: tuple[Path, ...] | None = None
+) -> list[str]:
+    """A line for each variable that `forwarded_environment` leaves out because of its value.
+
+    Raises: as it does.
+    """
+    given = _in_files(files)
+    return [
+        f"{name} is not passed on to the hosts, because its value holds shell characters; set it in "
+        "each host's own environment"
+        for name, value in sorted(_wanted(environment).items())
+        if _SHELL.search(value) and name not in given
+    ]
+
+
+def _wanted(environment: Mapping[str, str]) -> dict[str, str]:
+    """What training on another host may need of it, and may be read by others."""
+    return {
         name: value
         for name, value in environment.items()
         if (name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES)
         and not _SECRET.search(name)
-        and not _SHELL.search(value)
     }
+
+
+def _in_files(files: tuple[Path, ...] | None) -> dict[str, str]:
+    if files is None:
+        files = (Path.home() / ENV_FILE_NAME, Path(ENV_FILE_NAME))
+    chosen: dict[str, str] = {}
     for path in files:
         chosen.update(read_environment_file(path))
     return chosen

@@ -114,10 +114,12 @@ def check_not_complete(run_dir: Path, nothing: str) -> None:
         steps = load_run_config(layout.config).training.steps
     except UserError:
         return
-    if newest_step(layout) >= steps and not lock_is_held(layout.training_lock):
-        raise UserError(
-            run_dir, None, f"is complete at step {steps:,} of {steps:,}; there is nothing {nothing}"
-        )
+    outcome, last, why = read_outcome(layout.control), steps, ""
+    if outcome is not None and outcome.data_end_step is not None:
+        last, why = outcome.data_end_step, ": its data have ended"
+    if newest_step(layout) >= last and not lock_is_held(layout.training_lock):
+        message = f"is complete at step {last:,} of {steps:,}{why}; there is nothing {nothing}"
+        raise UserError(run_dir, None, message)
 
 
 def _supervisor_lives(record: RunRecord) -> bool:

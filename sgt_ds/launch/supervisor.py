@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from sgt_ds.checkpoints import list_checkpoints
 from sgt_ds.config import RunConfig, RunLayout, dump_run_config
@@ -44,7 +45,7 @@ from sgt_ds.launch.record import (
 from sgt_ds.launch.run_processes import check_unattended, end_everywhere
 from sgt_ds.launch.watch import Watch, node_run_id
 from sgt_ds.ports import free_ports
-from sgt_ds.telemetry import heartbeats, write_outcome
+from sgt_ds.telemetry import Outcome, heartbeats, read_outcome, write_outcome
 
 POLL_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 60.0
@@ -67,6 +68,14 @@ class Launch:
 
 Prepare = Callable[[Sequence[str]], Launch]
 """Reads and checks everything again, under more `key=value` overrides. Raises: UserError."""
+
+
+class End(NamedTuple):
+    """How one launch ended, as in `Outcome`."""
+
+    status: int
+    reason: str
+    data_end_step: int | None = None
 
 
 class StopSignals:
@@ -146,18 +155,19 @@ def _train(
     while True:
         before = newest_step(layout)
         try:
-            status, reason = _run_once(launch, signals, asked, grace_seconds)
+            end = _run_once(launch, signals, asked, grace_seconds)
         except UserError as error:
             if not failures:  # the first start
                 raise
-            status, reason = 1, f"the run could not be started again: {error}"
-        if status in (0, BAD_INPUT) or signals.count or asked.is_set():
-            return _end(run_dir, status, reason)
+            end = End(1, f"the run could not be started again: {error}")
+        if end.status in (0, BAD_INPUT) or signals.count or asked.is_set():
+            return _end(run_dir, *end)
+        reason = end.reason
         failures = 1 if newest_step(layout) > before else failures + 1
         if failures > max_restarts:
             if max_restarts:
                 reason += f"; gave up after {max_restarts} restarts without progress"
-            return _end(run_dir, status, reason)
+            return _end(run_dir, end.status, reason)
         pause = min(first_pause_seconds * 2 ** (failures - 1), LONGEST_PAUSE_SECONDS)
         _say(
             f"{reason}; restart {failures} of {max_restarts} in {pause:.0f} s, from step "
@@ -175,10 +185,10 @@ def _supervise_node(launch: Launch, grace_seconds: float) -> int:
     """Look after the ranks of one host that is not the first."""
     signals = StopSignals()
     try:
-        status, reason = _run_once(launch, signals, StopAsked(launch.config.run_dir), grace_seconds)
-        if status != BAD_INPUT:
-            _say(reason)
-        return status
+        end = _run_once(launch, signals, StopAsked(launch.config.run_dir), grace_seconds)
+        if end.status != BAD_INPUT:
+            _say(end.reason)
+        return end.status
     finally:
         signals.restore()
 
@@ -196,11 +206,10 @@ def newest_step(layout: RunLayout) -> int:
     return next((i.step for i in list_checkpoints(layout.checkpoints) if i.fault is None), -1)
 
 
-def _run_once(
-    launch: Launch, signals: StopSignals, asked: StopAsked, grace_seconds: float
-) -> tuple[int, str]:
-    """Start the launcher, wait for its end, leave nothing behind. Returns status and reason."""
+def _run_once(launch: Launch, signals: StopSignals, asked: StopAsked, grace_seconds: float) -> End:
+    """Start the launcher, wait for its end, and leave nothing behind."""
     run_dir, target = launch.config.run_dir, launch.target
+    told_before = read_outcome(RunLayout(run_dir).control)
     record = new_record(run_dir, target.remote_hosts, target.ssh_port)
     if target.node_rank is not None:
         # Hosts that can't ask each other find the same name for the launch by themselves.
@@ -230,9 +239,12 @@ def _run_once(
     for fault in left:
         _say(f"could not confirm that all processes ended: {fault}")
     if forced:
-        return status, f"{forced}; {last_checkpoint(run_dir)}"
+        return End(status, f"{forced}; {last_checkpoint(run_dir)}")
     stopping = bool(signals.count) or asked.is_set()
-    return _judge(launch, child.returncode, orphans, deaths, stopping=stopping)
+    told = read_outcome(RunLayout(run_dir).control)
+    if told == told_before:  # of an earlier start
+        told = None
+    return _judge(launch, child.returncode, orphans, deaths, told, stopping=stopping)
 
 
 def _ranks_words(target: Target) -> str:
@@ -337,27 +349,41 @@ def _await_ranks(record: RunRecord, signals: StopSignals, seconds: float = 5.0) 
 
 
 def _judge(
-    launch: Launch, returncode: int, orphans: int, deaths: str, *, stopping: bool
-) -> tuple[int, str]:
-    """Status and reason of a launch that ended by itself. `deaths`: which ranks fell, if any."""
+    launch: Launch,
+    returncode: int,
+    orphans: int,
+    deaths: str,
+    told: Outcome | None,
+    *,
+    stopping: bool,
+) -> End:
+    """How a launch ended that ended by itself. `deaths`: which ranks fell, if any.
+
+    `told`: the end that rank 0 wrote down: of a run whose data ended before its last step.
+    """
     run_dir, steps = launch.config.run_dir, launch.config.training.steps
     step = max(newest_step(RunLayout(run_dir)), 0)
+    data_end_step = None if told is None else told.data_end_step
+    is_complete = step >= steps or data_end_step is not None
     if returncode == BAD_INPUT:
-        return BAD_INPUT, f"the run failed with status {returncode}; {last_checkpoint(run_dir)}"
-    if returncode or orphans or (deaths and step < steps):
+        failed = f"the run failed with status {returncode}; {last_checkpoint(run_dir)}"
+        return End(BAD_INPUT, failed)
+    if returncode or orphans or (deaths and not is_complete):
         cause = "it" if not returncode else f"it exited with status {returncode}"
         if returncode < 0:
             cause = f"its launcher was {heartbeats.killed_by(-returncode)}"
         elif orphans and not returncode:
             cause = "its launcher exited before its ranks"
-        return 1, f"the run failed: {deaths or cause}; {last_checkpoint(run_dir)}"
+        return End(1, f"the run failed: {deaths or cause}; {last_checkpoint(run_dir)}")
+    if told is not None and data_end_step is not None:
+        return End(0, told.reason, data_end_step)
     if stopping:
         saved = f"saved at step {step} of {steps}" if step else "no update was saved"
-        return 0, f"stopped as requested; {saved}"
-    if step < steps:
+        return End(0, f"stopped as requested; {saved}")
+    if not is_complete:
         # DeepSpeed's launcher returns 0 where a part of it was killed.
-        return 1, f"the run ended at step {step} of {steps} without being asked to stop"
-    return 0, f"complete at step {step}"
+        return End(1, f"the run ended at step {step} of {steps} without being asked to stop")
+    return End(0, f"complete at step {step}")
 
 
 def _prepare_again(prepare: Prepare, overrides: Sequence[str], before: Launch) -> Launch:
@@ -375,11 +401,12 @@ def _pause(seconds: float, signals: StopSignals, asked: StopAsked) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _end(run_dir: Path, status: int, reason: str) -> int:
+def _end(run_dir: Path, status: int, reason: str, data_end_step: int | None = None) -> int:
     # A refused start has changed nothing of a run that was trained before.
     if status != BAD_INPUT or not RunLayout(run_dir).has_begun():
         with suppress(OSError):  # it is for people: the run itself ended as it did
-            write_outcome(RunLayout(run_dir).control, status, reason)
+            control = RunLayout(run_dir).control
+            write_outcome(control, status, reason, data_end_step=data_end_step)
     if status != BAD_INPUT:  # the rank has said in one line what is wrong
         _say(reason)
     return status

@@ -16,17 +16,22 @@ _NAME = "outcome.json"
 class Outcome:
     """`status`: exit status of `sgt-ds train`, 0 of a rollback. `reason`: in words.
 
-    `written`: when, by the file system's clock.
+    `written`: when, by the file system's clock. `data_end_step`: where the run is complete before its
+    last step, because its data ended there; None otherwise.
     """
 
     status: int
     reason: str
     written: float
+    data_end_step: int | None = None
 
 
-def write_outcome(control: Path, status: int, reason: str) -> None:
+def write_outcome(
+    control: Path, status: int, reason: str, *, data_end_step: int | None = None
+) -> None:
     """Write it to the run's folder of that name. Raises: OSError."""
-    text = json.dumps({"status": status, "reason": reason, "ended": time.time()})
+    values = {"status": status, "reason": reason, "data_end_step": data_end_step}
+    text = json.dumps({**values, "ended": time.time()})
     write_text_atomically(control / _NAME, text + "\n")
 
 
@@ -35,7 +40,9 @@ def read_outcome(control: Path) -> Outcome | None:
     path = control / _NAME
     try:
         values = json.loads(path.read_text("utf-8"))
-        return Outcome(int(values["status"]), str(values["reason"]), path.stat().st_mtime)
+        status, reason = int(values["status"]), str(values["reason"])
+        step = values.get("data_end_step")  # older versions don't tell it
+        return Outcome(status, reason, path.stat().st_mtime, None if step is None else int(step))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 

@@ -78,7 +78,8 @@ def run(
     """Build, train, close. Collective.
 
     `resuming`: whether the run directory held this run before. `supervised`: whether `sgt-ds train`
-    notes how the run ends; otherwise rank 0 does.
+    notes how the run ends; otherwise rank 0 does, as it does where the data end before the last
+    step: no one else knows.
     Raises: UserError, Diverged, StateMismatch.
     """
     check_data(config.data, config.model, config.evaluation)
@@ -105,8 +106,8 @@ def run(
             end = trainer.train()
         finally:
             trainer.close()
-        if ranks.is_main and not supervised:
-            _note_end(config, 0, _end_in_words(end, trainer.clock.step, config.training.steps))
+        if ranks.is_main:
+            _note_success(config, end, trainer, supervised=supervised)
 
 
 def _set_up_logging(config: RunConfig, ranks: Ranks) -> None:
@@ -136,15 +137,25 @@ def _noted_failure(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _end_in_words(end: Literal["completed", "stopped"], step: int, steps: int) -> str:
-    if end == "completed":
-        return f"complete at step {step}"
-    return f"stopped as requested; saved at step {step} of {steps}"
+def _note_success(
+    config: RunConfig, end: Literal["completed", "stopped"], trainer: Trainer, *, supervised: bool
+) -> None:
+    step, steps = trainer.clock.step, config.training.steps
+    if end == "completed" and step < steps:
+        source = trainer.loader.exhausted_source
+        reason = f"complete at step {step} of {steps}: {source} is exhausted (data.exhausted: stop)"
+        _note_end(config, 0, reason, data_end_step=step)
+    elif not supervised:
+        stopped = f"stopped as requested; saved at step {step} of {steps}"
+        _note_end(config, 0, f"complete at step {step}" if end == "completed" else stopped)
 
 
-def _note_end(config: RunConfig, status: int, reason: str) -> None:
+def _note_end(
+    config: RunConfig, status: int, reason: str, *, data_end_step: int | None = None
+) -> None:
     with suppress(OSError):  # it is for people: the run itself ended as it did
-        write_outcome(RunLayout(config.run_dir).control, status, reason)
+        control = RunLayout(config.run_dir).control
+        write_outcome(control, status, reason, data_end_step=data_end_step)
 
 
 def prepare(config: RunConfig, ranks: Ranks, *, resuming: bool) -> RunConfig:

@@ -21,7 +21,13 @@ from pydantic import ValidationError
 from torch import nn
 
 from sgt_ds.checkpoints import from_first
-from sgt_ds.config import RunConfig, resolve_deepspeed
+from sgt_ds.config import (
+    RunConfig,
+    launcher_number,
+    resolve_deepspeed,
+    told_local_size,
+    told_rank,
+)
 from sgt_ds.errors import UserError
 from sgt_ds.training.network import adopt_mpirun, choose_gloo_interface
 from sgt_ds.training.optimizer import build_optimizer
@@ -47,9 +53,6 @@ _SINGLE_PROCESS = {
     "MASTER_PORT": "0",
 }
 
-# How many ranks share a host, as torchrun, DeepSpeed's launcher or mpirun tells each of them.
-_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-
 Answer = TypeVar("Answer")
 
 
@@ -72,8 +75,7 @@ class Ranks:
     @property
     def local_size(self) -> int:
         """Ranks on this host; 1 where the launcher does not tell."""
-        told = (os.environ.get(name, "") for name in _LOCAL_SIZES)
-        return next((int(size) for size in told if size.isdecimal() and int(size) > 0), 1)
+        return told_local_size()
 
     def any(self, *flags: bool) -> list[bool]:
         """For each flag, whether it is set on any rank: the same answer on all. Collective."""
@@ -100,10 +102,15 @@ def join_ranks(timeout_seconds: float) -> Ranks:
     """Join the process group that the launcher's environment describes. Collective.
 
     `timeout_seconds`: how long a collective waits for a rank that is late.
+    Raises: UserError where that environment is not whole.
     """
-    if not {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"} & os.environ.keys():
+    for name in _SINGLE_PROCESS:
+        if not os.environ.get(name, "").strip():
+            os.environ.pop(name, None)  # torch would read it as a number
+    if told_rank() is None:
         os.environ.update(_SINGLE_PROCESS)
     adopt_mpirun()
+    _check_whole()
     choose_gloo_interface()
     accelerator = get_accelerator()
     on_cpu = accelerator.device_name() == "cpu"
@@ -127,7 +134,7 @@ def join_ranks(timeout_seconds: float) -> Ranks:
             None,
             "is in use on this host, perhaps by another run; give the launcher a free port",
         ) from None
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = launcher_number("LOCAL_RANK") or 0
     if not on_cpu:
         accelerator.set_device(local_rank)
         # That device is the right one; DeepSpeed's barriers cannot name it.
@@ -139,6 +146,22 @@ def join_ranks(timeout_seconds: float) -> Ranks:
         device=torch.device(accelerator.current_device_name()),
         host_group=dist.new_group(backend="gloo", timeout=timeout),
     )
+
+
+def _check_whole() -> None:
+    """Raises: UserError where a launcher's variable is missing or no number.
+
+    Of a rank that has none of its own, DeepSpeed asks MPI for all of them.
+    """
+    told_local_size()  # here, where no rank waits for one that fails
+    if "RANK" not in os.environ:
+        return
+    for name in _SINGLE_PROCESS:
+        if name not in os.environ:
+            message = "is not set, though RANK is; let a launcher set both, or neither"
+            raise UserError("environment", name, message)
+        if name != "MASTER_ADDR":
+            launcher_number(name)
 
 
 def leave_ranks() -> None:

@@ -20,13 +20,13 @@ class Reports:
         """`steps`: of the whole run."""
         self.metrics, self.telemetry, self._steps = metrics, telemetry, steps
 
-    def step(self, record: StepRecord, step_seconds: float) -> None:
-        """A logged update. `step_seconds`: mean of this process's updates so far, for the ETA."""
+    def step(self, record: StepRecord, seconds_left: float) -> None:
+        """A logged update. `seconds_left`: until the run ends, by its updates so far."""
         if self.metrics is not None:
             self.metrics.write(record.as_metrics_row())
         if self.telemetry is not None:
             self.telemetry.publish(record)
-        log.info("%s", self._progress_line(record, step_seconds))
+        log.info("%s", self._progress_line(record, seconds_left))
 
     def decision(self, decision: Decision) -> None:
         """What growth decided."""
@@ -58,11 +58,11 @@ class Reports:
         if self.metrics is not None:
             self.metrics.write({"step": step, "evaluation": scores})
 
-    def _progress_line(self, record: StepRecord, step_seconds: float) -> str:
+    def _progress_line(self, record: StepRecord, seconds_left: float) -> str:
         loops = " ".join(f"{layer}×{loop.depth}" for layer, loop in record.loops.loops.items())
         parts = (
             f"step {record.step}/{self._steps}",
-            f"ETA {duration((self._steps - record.step) * step_seconds)}",
+            f"ETA {duration(seconds_left)}",
             f"loss {record.loss:.3f}",
             f"lr {record.learning_rate:.2e}",
             f"grad {record.grad_norm:.2f}",

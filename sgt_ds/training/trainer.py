@@ -130,17 +130,13 @@ class Trainer:
 
     def _updates(self) -> Literal["completed", "stopped"]:
         """Updates and what is due after each, until there is nothing more to do. Collective."""
-        steps = self.config.training.steps
         # A request from before the start holds for the very first update as well.
         freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
         self._apply_freeze(freeze)
         if stop:
             self._stop()
             return "stopped"
-        while self.clock.step < steps:
-            if self.loader.is_exhausted:
-                self._end_with_the_data()
-                return "completed"
+        while self._updates_left() > 0:
             applied = self.train_step()
             self.heartbeat.enter("agreement")
             freeze, stop, writing = self.ranks.any(
@@ -152,10 +148,13 @@ class Trainer:
                     self.checkpoints.proceed()
             if applied:  # after the freeze: the checkpoint of a step holds all of that step
                 self._after_step()
-            if stop and self.clock.step < steps:
+            if stop and self._updates_left() > 0:
                 self._stop()
                 return "stopped"
-        log.info("step %d: the run is complete", self.clock.step)
+        if self.clock.step < self.config.training.steps:
+            self._end_with_the_data()
+        else:
+            log.info("step %d: the run is complete", self.clock.step)
         return "completed"
 
     def train_step(self) -> bool:
@@ -221,7 +220,7 @@ class Trainer:
                 collective_seconds=self.growth.collective_seconds,
             )
             self._publish_totals()
-        if clock.step % training.log_every == 0 or clock.step == training.steps:
+        if clock.step % training.log_every == 0 or self._updates_left() <= 0:
             self._report_step(totals, rate, seconds)
         return True
 
@@ -318,7 +317,7 @@ class Trainer:
     def _after_step(self) -> None:
         """Checks, validation and checkpoint where they are due. Collective."""
         step, training = self.clock.step, self.config.training
-        last = step == training.steps
+        last = self._updates_left() <= 0
         saves = last or step % self.config.checkpoint.every == 0
         validates = last or step % training.validate_every == 0
         validates |= saves and self.config.checkpoint.keep_best
@@ -352,6 +351,12 @@ class Trainer:
         """How each looping layer runs in the next update."""
         return loop_inputs(self.growth.passes(self.clock.step), self.ranks.device)
 
+    def _updates_left(self) -> int:
+        """Updates to come if none is skipped: to the last step, or to where the data end."""
+        left = self.config.training.steps - self.clock.step
+        last = self.loader.last_batches
+        return left if last is None else min(left, last - self.loader.batches)
+
     def _publish_rank(self) -> None:
         if self.telemetry is not None:
             self.parts.read_passed()
@@ -382,19 +387,21 @@ class Trainer:
             self.clock.step,
             self.loader.exhausted_source,
         )
-        self._save_the_end()
+        with self.parts.host("checkpoint"):
+            self.checkpoints.finish()
+        if (
+            self.checkpoints.saved_step != self.clock.step
+        ):  # the update of the last batch was skipped
+            self._after_step()
 
     def _stop(self) -> None:
         log.info("step %d: stop requested", self.clock.step)
-        self._save_the_end()
-        if self.ranks.is_main:
-            self.requests.stopped()
-
-    def _save_the_end(self) -> None:
         with self.parts.host("checkpoint"):
             self.checkpoints.finish()
         if self.checkpoints.saved_step != self.clock.step:
-            self.save(wait=True)
+            self.save(wait=True)  # and no validation: the grace may be short
+        if self.ranks.is_main:
+            self.requests.stopped()
 
     def _count_skip(self) -> None:
         # Its entropy enters neither the moving average nor the journal.
@@ -419,7 +426,8 @@ class Trainer:
         speed = self._throughput.tokens_per_second(self.clock.tokens)
         if self.ranks.is_main:
             record = self._record(loss, rate, seconds, speed)
-            self.reports.step(record, self._throughput.step_seconds(self.clock.step))
+            seconds_left = self._updates_left() * self._throughput.step_seconds(self.clock.step)
+            self.reports.step(record, seconds_left)
 
     def _record(self, loss: float, rate: float, seconds: float, speed: float) -> StepRecord:
         flops, entropy = self.flops, self.growth.entropy
