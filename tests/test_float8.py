@@ -160,7 +160,7 @@ def test_a_product_of_a_block_or_of_a_loop_is_not_in_float8(name: str, checkpoin
         if own.scope == "attention" and is_narrow(
             own.depth, heads, CONFIG.num_heads, scaled=scaled
         ):
-            narrow += own.depth + 2
+            narrow += 2 * own.depth + 2
         else:
             forward += own.depth * (5 if own.scope == "block" else 2)
     times = 4 if checkpointing else 3

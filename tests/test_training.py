@@ -114,8 +114,9 @@ def test_reducing_in_place_changes_a_bit_or_copies_buckets(
             deepspeed=str(tmp_path / "small_buckets.json"),
             training={"steps": 4, "validate_every": 4},
         )
-        command = runs.launcher(run, ranks)
-        command[command.index("--module") : command.index("sgt_ds.train") + 1] = [script]
+        command = runs.single(run) if ranks == 1 else runs.launcher(run, ranks)
+        at = command.index("sgt_ds.train")
+        command[at - 1 : at + 1] = [script]
         output = runs.run_to_end([*command, *mode])
         told = re.findall(r"SUMS (\[.*\])", output)
         sums.append(sorted(json.loads(line) for line in told))
