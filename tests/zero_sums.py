@@ -1,7 +1,7 @@
 """One rank of a run whose ZeRO reduces in place, or as DeepSpeed itself does: `zero_sums.py RUN [plain]`.
 
-Prints, of its share of the float32 master weights after the run, a digest, and how many buckets of
-gradients were copied.
+Writes into the run directory, of its share of the float32 master weights after the run, a digest,
+and how many buckets of gradients were copied.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ trainer.train()
 digest = hashlib.sha256()
 for part in optimizer.single_partition_of_fp32_groups:
     digest.update(part.detach().numpy().tobytes())
-print("SUMS", json.dumps([ranks.rank, digest.hexdigest(), copied]), flush=True)
+(config.run_dir / f"sums-{ranks.rank}.json").write_text(json.dumps([digest.hexdigest(), copied]))
 trainer.close()
 leave_ranks()

@@ -101,7 +101,8 @@ def _moments(
         gradients_at_loss, copies = reduced, 1
     else:
         # One chunk of logits with their gradients, and the output matrix's gradient in float32 and
-        # what a chunk adds. All of it in the forward pass, before ZeRO has its buffers.
+        # what a chunk adds (in bf16 on CUDA the product itself adds it, and this is a bit too much).
+        # All of it in the forward pass, before ZeRO has its buffers.
         logits = (2 * size if layout.compiled else 20) * vocabulary * chunk
         logits += (4 + size) * vocabulary * width
         gradients_at_loss, copies = accumulated, 2

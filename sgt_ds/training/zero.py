@@ -10,7 +10,7 @@ from typing import Any
 
 import deepspeed
 import torch
-import torch.distributed as dist
+from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.utils import clip_grad_norm_
 from torch import Tensor
