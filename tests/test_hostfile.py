@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from sgt_ds.launch import (
     Launch,
     format_hostfile,
     forwarded_environment,
+    forwarding_warnings,
     parse_hostfile,
     probe,
     processes,
@@ -185,6 +187,50 @@ def test_what_turns_nvlink_multicast_off_reaches_other_hosts_and_a_token_does_no
     }
     rest = {"HOME": "/root", "TORCH_HUB_TOKEN": "$abc", "NCCL_DEBUG_FILE": "$(id)"}
     assert forwarded_environment({**off, **rest}, files=()) == off
+
+
+def test_what_deepspeed_passes_on_by_itself_holds_no_secret_and_no_shell_text(
+    tmp_path: Path,
+) -> None:
+    hostfile, lines = tmp_path / "hostfile", tmp_path / "deepspeed_env"
+    hostfile.write_text("a slots=1\nb slots=1\n")
+    lines.write_text("UCX_NET_DEVICES=mlx5_0:1\nTZ=UTC\n")
+    for name in ("pdsh", "mpirun", "ompi_info"):
+        program = tmp_path / name
+        program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+        program.chmod(0o755)
+    given = {
+        "UCX_LOG_FILE": "/logs/$RANK",
+        "UCX_NET_DEVICES": "`id`",
+        "UCX_LOG_LEVEL": "a b",
+        "NCCL_DEBUG_FILE": "/logs/nccl.$RANK",
+        "NCCL_NET": "IB",
+        "MLFLOW_TRACKING_PASSWORD": "hunter2",
+    }
+    environment = {
+        **runs.environment(),
+        **given,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "DS_ENV_FILE": str(lines),
+        "DS_ACCELERATOR": "cuda",
+        RUN_ID_VARIABLE: "x",
+    }
+    warned = [line.split()[0] for line in forwarding_warnings(given, files=(lines,))]
+    assert warned == ["NCCL_DEBUG_FILE", "UCX_LOG_FILE"]
+    assert len(forwarding_warnings({"PYTHONPATH": "$x", "MLFLOW_RUN": "$x"}, files=())) == 2
+    for launcher in ("pdsh", "openmpi"):
+        command = [sys.executable, "-m", "sgt_ds.launch.multinode", "--log_level=error"]
+        command += [f"--hostfile={hostfile}", f"--launcher={launcher}", "--force_multi"]
+        command += ["--no_ssh_check", "--master_addr=127.0.0.1", "--module", "sgt_ds.train", "run"]
+        told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert told.returncode == 0, told.stderr
+        lines_told = re.split(r"; |\n", told.stdout)
+        exported = dict(re.findall(r"^(?:export )?(\w+)=(.*)$", "\n".join(lines_told), re.M))
+        assert exported["UCX_NET_DEVICES"] == "mlx5_0:1"
+        assert (exported["NCCL_NET"], exported["UCX_LOG_LEVEL"]) == ("IB", '"a b"')
+        assert "PYTHONPATH" in exported
+        assert not exported.keys() & {"UCX_LOG_FILE", "NCCL_DEBUG_FILE"}
+        assert "hunter2" not in told.stdout
 
 
 def test_a_variable_whose_value_cannot_be_passed_on_is_left_out_without_a_word(

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -241,6 +242,31 @@ def test_a_log_on_a_full_disk_is_longer_on_the_terminal(
             handler.close()
         logger.propagate = True
     assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_on_a_full_disk_is_told_of_more_than_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    full = Path("/dev/full").open("w")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", full)
+    logger = set_up_logging(tmp_path, 0)
+    try:
+        for step in range(9):
+            logger.info("step %d", step)
+        told = capsys.readouterr().err
+        logger.info("step %d", "no number")  # a fault of the code stays one that is seen
+    finally:
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            with suppress(OSError):
+                handler.close()
+        logger.propagate = True
+        with suppress(OSError):
+            full.close()
+    assert told == "sgt-ds train: cannot write the log to stdout (No space left on device)\n"
+    assert "TypeError" in capsys.readouterr().err
+    assert "step 8" in (tmp_path / "logs" / "rank-00000.log").read_text()
 
 
 def test_lines_that_wait_for_the_disk_are_torn_lost_or_told_of_each_time(

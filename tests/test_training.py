@@ -7,6 +7,8 @@ import math
 import os
 import signal
 import subprocess
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import runs
 
 from sgt_ds.checkpoints import list_checkpoints, read_state
 from sgt_ds.cli import main
+from sgt_ds.ports import free_ports
 from sgt_ds.report import read_history
 from sgt_ds.telemetry import read_outcome
 
@@ -260,3 +263,64 @@ def test_a_run_whose_data_end_fails_or_is_not_saved(tmp_path: Path, data: Path) 
     told = runs.run_to_end(going_on)
     assert "continuing with changed data" in told
     assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 21))
+
+
+def test_a_host_that_ends_before_the_scraped_one_takes_the_end_of_the_data_for_a_death(
+    tmp_path: Path, data: Path
+) -> None:
+    """Two supervisors without ssh; rank 0 waits for its scraper, rank 1 has none."""
+    ports = free_ports(4)
+    run = runs.write_run(
+        tmp_path / "run.yaml",
+        data,
+        data={"exhausted": "stop"},
+        training={
+            **{"global_batch_size": 64, "micro_batch_size": 16, "steps": 20},
+            **{"hang_seconds": 60, "collective_timeout_seconds": 60},  # it waits for half of that
+        },
+        telemetry={"port": ports, "port_in_use": "next"},
+    )
+    place = ["--no-ssh", "--num-nodes", "2", "--num-gpus", "1", "--master-addr", "127.0.0.1"]
+    place += ["--master-port", str(free_ports())]
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for node, log in enumerate(logs):
+            with log.open("wb") as out:
+                started.append(
+                    subprocess.Popen(
+                        ["sgt-ds", "train", str(run), *place, "--node-rank", str(node)],
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        env=runs.environment(),
+                        start_new_session=True,
+                    )
+                )
+        first, second = started
+        targets, deadline = tmp_path / "run" / "targets.json", time.monotonic() + 240
+        while not targets.exists():
+            assert time.monotonic() < deadline, logs[0].read_text()
+            time.sleep(0.02)
+        _scrape_first_rank(targets)
+        assert second.wait(timeout=120) == 0, logs[1].read_text()
+        assert first.poll() is None, "it waits for its scraper"
+        _scrape_first_rank(targets)
+        assert first.wait(timeout=60) == 0, logs[0].read_text()
+    finally:
+        for process in started:
+            runs.end(process)
+    for log in logs:
+        assert "sgt-ds train: complete at step 9 of 20" in log.read_text()
+
+
+def _scrape_first_rank(targets: Path) -> None:
+    """As Prometheus does it."""
+    [address] = [
+        group["targets"][0]
+        for group in json.loads(targets.read_text())
+        if group["labels"]["rank"] == "0"
+    ]
+    headers = {"User-Agent": "Prometheus/3.0", "X-Prometheus-Scrape-Timeout-Seconds": "10"}
+    request = urllib.request.Request(f"http://{address}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200

@@ -27,9 +27,10 @@ FORWARDED_PREFIXES = (
     *("NCCL_", "NVSHMEM_", "GLOO_", "UCX_", "OMP_", "MKL_", "CUDA_DEVICE", "TORCH_", "SGT_"),
 )
 FORWARDED_NAMES = frozenset({"CC", "CXX", "TORCHINDUCTOR_CACHE_DIR", "LD_LIBRARY_PATH", "TZ"})
+# DeepSpeed's runner passes these on by itself, PYTHONPATH with the current directory before it.
+_BY_DEEPSPEED = ("PYTHON", "MLFLOW", "MV2", "UCX")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# PYTHONPATH and its like are forwarded by DeepSpeed itself.
 _SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY")
 # DeepSpeed quotes values with '"' alone: these would still be read by the remote shell.
 _SHELL = re.compile(r"[\"`$\\\n\r\0]")
@@ -52,26 +53,34 @@ def forwarded_environment(
 def forwarding_warnings(
     environment: Mapping[str, str], files: tuple[Path, ...] | None = None
 ) -> list[str]:
-    """A line for each variable that `forwarded_environment` leaves out because of its value.
+    """A line for each variable that reaches no other host because of its value.
 
-    Raises: as it does.
+    Raises: as `forwarded_environment` does.
     """
     given = _in_files(files)
+    wanted = _wanted(environment, (*FORWARDED_PREFIXES, *_BY_DEEPSPEED))
     return [
         f"{name} is not passed on to the hosts, because its value holds shell characters; set it in "
         "each host's own environment"
-        for name, value in sorted(_wanted(environment).items())
+        for name, value in sorted(wanted.items())
         if _SHELL.search(value) and name not in given
     ]
 
 
-def _wanted(environment: Mapping[str, str]) -> dict[str, str]:
+def is_fit_for_a_command_line(name: str, value: str) -> bool:
+    """Whether it is no secret, and a shell between double quotes takes it as it is."""
+    safe = _VARIABLE.fullmatch(name) is not None and not _SECRET.search(name.upper())
+    return safe and not _SHELL.search(value)
+
+
+def _wanted(
+    environment: Mapping[str, str], prefixes: tuple[str, ...] = FORWARDED_PREFIXES
+) -> dict[str, str]:
     """What training on another host may need of it, and may be read by others."""
     return {
         name: value
         for name, value in environment.items()
-        if (name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES)
-        and not _SECRET.search(name)
+        if (name.startswith(prefixes) or name in FORWARDED_NAMES) and not _SECRET.search(name)
     }
 
 

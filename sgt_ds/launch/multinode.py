@@ -2,7 +2,8 @@
 
 `python -m sgt_ds.launch.multinode …` takes the runner's own arguments. On SIGTERM the original runs
 `pkill -f "… deepspeed.launcher.launch"` on every host, which hits every job of the user. On every
-host it starts `sgt_ds.launch.node`, which tells what ended a rank.
+host it starts `sgt_ds.launch.node`, which tells what ended a rank. Of the variables that the runner
+passes on by itself, secrets and shell text stay here.
 """
 
 from __future__ import annotations
@@ -18,13 +19,23 @@ from typing import Any
 from deepspeed.launcher import launch, runner
 
 from sgt_ds.errors import SgtError
+from sgt_ds.launch.environment import is_fit_for_a_command_line
 from sgt_ds.launch.processes import RUN_ID_VARIABLE
 
 _ORIGINAL_NODE = "deepspeed.launcher.launch"
 _OWN_NODE = "sgt_ds.launch.node"
 
 
-class PdshRunner(runner.PDSHRunner):  # type: ignore[misc]  # DeepSpeed has no types
+class _Exports:
+    """What a runner passes on. DeepSpeed would also take secrets, and text that a shell reads."""
+
+    def add_export(self, key: str, var: str) -> None:
+        """Leave out what may not be on a command line; lines of `.deepspeed_env` are checked."""
+        if is_fit_for_a_command_line(key.strip(), var.strip()):
+            super().add_export(key, var)  # type: ignore[misc]  # the runner's, beside this class
+
+
+class PdshRunner(_Exports, runner.PDSHRunner):  # type: ignore[misc]  # DeepSpeed has no types
     """pdsh with an end that is exact, and with nodes that a stranger's `pkill -f` does not find."""
 
     def parse_user_args(self) -> list[str]:
@@ -44,6 +55,10 @@ class PdshRunner(runner.PDSHRunner):  # type: ignore[misc]  # DeepSpeed has no t
         return command, kill, environment
 
 
+class OpenMpiRunner(_Exports, runner.OpenMPIRunner):  # type: ignore[misc]
+    """mpirun, with the variables that may be on a command line."""
+
+
 class _Started(subprocess.Popen[bytes]):
     """What the runner starts, with the launcher of a host under our name."""
 
@@ -56,7 +71,7 @@ def main(arguments: list[str] | None = None) -> Any:
     """Run DeepSpeed's runner with the classes of this module."""
     if launch.__name__ != _ORIGINAL_NODE:
         raise SgtError(f"DeepSpeed calls the launcher of a host {launch.__name__} now")
-    runner.PDSHRunner = PdshRunner
+    runner.PDSHRunner, runner.OpenMPIRunner = PdshRunner, OpenMpiRunner
     runner.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Started})
     return runner.main(arguments)
 

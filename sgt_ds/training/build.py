@@ -104,10 +104,14 @@ def run(
             if ranks.is_main:
                 note_start(config, ranks, trainer.clock.step, reached, load_seconds)
             end = trainer.train()
+            if _have_data_ended(config, end, trainer):
+                # Before any rank ends: closing waits for scrapers, and hosts whose ranks have none
+                # judge the run meanwhile.
+                ranks.on_main(lambda: _note_data_end(config, trainer))
         finally:
             trainer.close()
-        if ranks.is_main:
-            _note_success(config, end, trainer, supervised=supervised)
+        if ranks.is_main and not supervised:
+            _note_success(config, end, trainer)
 
 
 def _set_up_logging(config: RunConfig, ranks: Ranks) -> None:
@@ -137,15 +141,26 @@ def _noted_failure(config: RunConfig) -> Iterator[None]:
         raise
 
 
+def _have_data_ended(
+    config: RunConfig, end: Literal["completed", "stopped"], trainer: Trainer
+) -> bool:
+    """Whether the run is complete before its last step."""
+    return end == "completed" and trainer.clock.step < config.training.steps
+
+
+def _note_data_end(config: RunConfig, trainer: Trainer) -> None:
+    step, steps, source = trainer.clock.step, config.training.steps, trainer.loader.exhausted_source
+    reason = f"complete at step {step} of {steps}: {source} is exhausted (data.exhausted: stop)"
+    _note_end(config, 0, reason, data_end_step=step)
+
+
 def _note_success(
-    config: RunConfig, end: Literal["completed", "stopped"], trainer: Trainer, *, supervised: bool
+    config: RunConfig, end: Literal["completed", "stopped"], trainer: Trainer
 ) -> None:
     step, steps = trainer.clock.step, config.training.steps
-    if end == "completed" and step < steps:
-        source = trainer.loader.exhausted_source
-        reason = f"complete at step {step} of {steps}: {source} is exhausted (data.exhausted: stop)"
-        _note_end(config, 0, reason, data_end_step=step)
-    elif not supervised:
+    if _have_data_ended(config, end, trainer):
+        _note_data_end(config, trainer)  # again: it is older than files that closing wrote to
+    else:
         stopped = f"stopped as requested; saved at step {step} of {steps}"
         _note_end(config, 0, f"complete at step {step}" if end == "completed" else stopped)
 

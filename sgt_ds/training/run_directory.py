@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,23 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
 
 
+class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]  # it takes one from 3.11 on
+    """The log on stdout: what refuses a line there (a full disk) is told once; the file has all."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Tell the first line that the stream refused, and leave out the others."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_failed:
+            self._has_failed = True
+            with suppress(OSError, ValueError):  # stderr may be on the same disk
+                said = f"sgt-ds train: cannot write the log to stdout ({error.strerror or error})"
+                print(said, file=sys.stderr, flush=True)
+
+
 def set_up_logging(run_dir: Path, rank: int) -> logging.Logger:
     """Log of this rank: a file of its own, and the terminal as well on rank 0.
 
@@ -64,7 +81,7 @@ def set_up_logging(run_dir: Path, rank: int) -> logging.Logger:
         to_file = _LogFile(path)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(to_file)
-    to_terminal = logging.StreamHandler(sys.stdout)
+    to_terminal = _Terminal(sys.stdout)
     to_terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
     to_terminal.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(to_terminal)
