@@ -57,14 +57,37 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
 def output_writer(path: Path) -> Iterator[IO[bytes]]:
     """As `atomic_writer`, for a file that a user names: it follows links.
 
-    What is there and is no regular file, as a pipe or a device, is written into, never replaced.
+    What is there and is no regular file, as a pipe or a device, is written into, never replaced,
+    and so is a file that stdout or the like holds open.
     """
-    if path.exists() and not path.is_file():
-        with path.open("wb") as stream:
+    if _is_held_open(path) or (path.exists() and not path.is_file()):
+        with _open_at_its_end(path) as stream:
             yield stream
     else:
         with atomic_writer(Path(os.path.realpath(path))) as stream:
             yield stream
+
+
+def _is_held_open(path: Path) -> bool:
+    """Whether `path` is `/dev/stdout` or the like: it leads through a link of /proc."""
+    for _ in range(40):  # links; Linux follows no more
+        if not path.is_symlink():
+            return False
+        folder = os.path.realpath(path.parent)
+        if folder.startswith("/proc/"):
+            return True
+        path = Path(folder, path.readlink())
+    return False
+
+
+def _open_at_its_end(path: Path) -> IO[bytes]:
+    """Open `path` for what follows. What stdout or stderr leads to goes by the same position."""
+    found = path.stat()
+    for descriptor in (1, 2):
+        with suppress(OSError):  # closed by who started this
+            if os.path.samestat(found, os.fstat(descriptor)):
+                return os.fdopen(os.dup(descriptor), "wb")
+    return path.open("ab")
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -1,4 +1,7 @@
-"""One rank of a run in which rank 1's gradient is inf in the sixth update, under a finite loss."""
+"""One rank of a run in which a gradient is inf under a finite loss.
+
+In the sixth update, on rank 1; where the data end, in that of the last batch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ trainer = build_trainer(config, ranks, arguments[0], heartbeat)
 
 
 def poison(gradient: torch.Tensor) -> torch.Tensor:
-    if ranks.rank == 1 and trainer.clock.step == 5 and trainer.skips.total == 0:
+    last = trainer.loader.last_batches
+    sixth = ranks.rank == 1 and trainer.clock.step == 5 and trainer.skips.total == 0
+    if sixth if last is None else trainer.loader.batches == last:
         gradient = gradient.clone()
         gradient.view(-1)[0] = float("inf")
     return gradient

@@ -519,3 +519,51 @@ def test_a_full_disk_behind_stdout_is_a_traceback_or_no_fault(unbuffered: str) -
         )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert done.stderr.startswith("sgt-ds: stdout: cannot be written (No space left on device); ")
+
+
+FAILING = """
+import socket, sys
+from sgt_ds.cli.frame import Parser, add_command, run_command
+
+def handler(options):
+    print("printed")
+    if sys.argv[1] == "socket":
+        end, other = socket.socketpair()
+        other.close()
+        end.send(b"x")
+    raise {"crash": RuntimeError("the fault"), "interrupt": KeyboardInterrupt()}[sys.argv[1]]
+
+parser = Parser(prog="sgt-ds")
+add_command(parser.add_subparsers(), "verb", "help", "example", handler)
+sys.exit(run_command(parser, ["verb"]))
+"""
+
+
+@pytest.mark.parametrize("disk_is_full", [False, True])
+@pytest.mark.parametrize(
+    ("how", "status", "told"),
+    [
+        ("crash", 1, "RuntimeError: the fault\n"),
+        ("interrupt", 130, "sgt-ds: interrupted\n"),
+        ("socket", 1, "BrokenPipeError: [Errno 32] Broken pipe\n"),
+    ],
+)
+def test_a_full_disk_or_a_reader_that_is_gone_hides_how_a_command_failed(
+    how: str, status: int, told: str, disk_is_full: bool
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    if disk_is_full:
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, how],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr.endswith(told)) == (status, True), done.stderr
+    assert "Exception ignored" not in done.stderr

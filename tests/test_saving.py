@@ -225,6 +225,48 @@ def test_an_output_replaces_a_pipe_or_the_link_that_names_it(tmp_path: Path) -> 
     assert [path.name for path in file.parent.iterdir()] == ["file"]
 
 
+WRITING = """
+import sys
+from pathlib import Path
+from sgt_ds.files import output_writer
+
+with output_writer(Path(sys.argv[1])) as stream:
+    stream.write(b"report, ")
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "kept"),
+    [
+        ("/dev/stdout", "a", "before, "),
+        ("/dev/stdout", "w", ""),
+        ("/proc/self/fd/1", "a", "before, "),
+        ("link", "a", "before, "),
+    ],
+)
+def test_an_output_replaces_the_file_that_stdout_goes_to(
+    name: str, mode: str, kept: str, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    file = tmp_path / "file"
+    file.write_text("before, ")
+    with file.open(mode) as stdout:
+        command = [sys.executable, "-c", WRITING, name]
+        subprocess.run(command, cwd=tmp_path, stdout=stdout, check=True)
+    assert file.read_text() == f"{kept}report, done\n"
+
+
+def test_an_output_replaces_the_file_of_another_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("before, ")
+    with (
+        (tmp_path / "file").open("a") as stream,
+        output_writer(Path(f"/dev/fd/{stream.fileno()}")) as out,
+    ):
+        out.write(b"report")
+    assert (tmp_path / "file").read_text() == "before, report"
+
+
 def test_a_log_on_a_full_disk_is_longer_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -98,6 +99,33 @@ def test_an_inf_gradient_on_one_rank_skips_the_update_on_all(tmp_path: Path, dat
     # The batch of the skipped update is consumed: tokens count 21 batches.
     assert runs.metrics(tmp_path / "run")[-2]["tokens"] == 21 * 8 * 64
     runs.check_replay(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("save_every", "log_every", "validate_every"), [(1, 5, 100), (100, 5, 100), (100, 4, 4)]
+)
+def test_a_skip_at_the_end_of_the_data_leaves_the_last_update_untold_or_tells_it_twice(
+    save_every: int, log_every: int, validate_every: int, tmp_path: Path, data: Path
+) -> None:
+    """The data last for nine updates; the ninth is skipped."""
+    sizes = {"global_batch_size": 64, "micro_batch_size": 16, "steps": 20}
+    run = runs.write_run(
+        tmp_path / "run.yaml",
+        data,
+        data={"exhausted": "stop"},
+        training={**sizes, "log_every": log_every, "validate_every": validate_every},
+        checkpoint={"every": save_every},
+    )
+    script = str(Path(__file__).parent / "inf_gradient.py")
+    told = runs.run_to_end([sys.executable, script, *runs.single(run)[3:]])
+    assert "step 8: update skipped" in told
+    rows = [row for row in runs.metrics(tmp_path / "run") if row["step"] == 8]
+    logged, validated = sorted(rows, key=lambda row: "validation_loss" in row)
+    assert math.isfinite(logged["loss"] + logged["grad_norm"])
+    [newest] = list_checkpoints(tmp_path / "run" / "checkpoints")[:1]
+    assert newest.step == 8
+    if save_every > 1:
+        assert newest.validation_loss == validated["validation_loss"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

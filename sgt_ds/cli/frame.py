@@ -170,10 +170,14 @@ class OutputError(SgtError):
     """What a command prints cannot be written: a full disk behind stdout."""
 
 
-class _Output:
-    """stdout whose own faults can be told from those of other files. Raises: OutputError.
+class _ReaderGone(BrokenPipeError):
+    """Nobody reads stdout any more, as after `sgt-ds … | head`: no error of ours."""
 
-    A reader that is gone (`sgt-ds … | head`) is no fault: BrokenPipeError.
+
+class _Output:
+    """stdout whose own faults can be told from those of other files and of sockets.
+
+    Raises: OutputError, _ReaderGone.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -182,6 +186,10 @@ class _Output:
     def write(self, text: str) -> int:
         with _refusals_told():
             return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         with _refusals_told():
@@ -195,8 +203,8 @@ class _Output:
 def _refusals_told() -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError as error:
+        raise _ReaderGone(*error.args) from error
     except OSError as error:
         message = f"stdout: cannot be written ({error.strerror}); free disk space, or redirect it"
         raise OutputError(f"{message} elsewhere") from error
@@ -215,35 +223,40 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
         command.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         options.overrides += rest
-    stdout = sys.stdout
     try:
         return _handled(options)
-    except (BrokenPipeError, OutputError) as error:
-        if stdout is not None:  # what is left in its buffer is not tried again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+    except (_ReaderGone, OutputError) as error:
         if (failure := _before(error)) is not None:
             return _tell(parser, options, failure)
         if isinstance(error, OutputError):
             return _tell(parser, options, error)
-        return 141  # `sgt-ds … | head`: not an error of ours
+        return 141
     except SgtError as error:
         return _tell(parser, options, error)
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
-    finally:
-        sys.stdout = stdout
 
 
 def _handled(options: argparse.Namespace) -> int:
-    """The status of the chosen handler, once all that it printed is written. Raises: OutputError."""
-    if sys.stdout is None:  # closed by who started this
+    """The status of the chosen handler, once all that it printed is written.
+
+    Raises: OutputError, _ReaderGone where only that failed; whatever the handler raises.
+    """
+    stdout = sys.stdout
+    if stdout is None:  # closed by who started this
         return options.handler(options) or 0
-    output = sys.stdout = cast("TextIO", _Output(sys.stdout))
+    sys.stdout = cast("TextIO", _Output(stdout))
     try:
-        return options.handler(options) or 0
+        status = options.handler(options) or 0
+        sys.stdout.flush()
+        return status
     finally:
-        output.flush()
+        sys.stdout = stdout
+        try:
+            stdout.flush()
+        except OSError:  # nor may Python try it again at exit, with a status of its own
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
 
 
 def _before(error: BaseException) -> SgtError | None:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sgt_ds.config import RunConfig
 from sgt_ds.data import Loader
@@ -52,6 +52,16 @@ class Clock:
 
     step: int = 0
     tokens: int = 0
+
+
+class _Update(NamedTuple):
+    """What an applied update leaves for its report."""
+
+    totals: StepTotals
+    rate: float
+    seconds: float
+    grad_norm: Any
+    """A float or a tensor of the device, which need not have it yet; None where unknown."""
 
 
 class Trainer:
@@ -106,6 +116,10 @@ class Trainer:
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
         self._throughput = Throughput()
+        self._unreported: _Update | None = None
+        """The newest update, until it is in the log."""
+        self._validated, self._evaluated = (-1, 0.0), -1
+        """The step of the newest validation with its loss, and that of the newest evaluation."""
         self._end: Literal["completed", "stopped", "failed"] = "failed"
 
     def train(self) -> Literal["completed", "stopped"]:
@@ -136,6 +150,7 @@ class Trainer:
         if stop:
             self._stop()
             return "stopped"
+        applied = True
         while self._updates_left() > 0:
             applied = self.train_step()
             self.heartbeat.enter("agreement")
@@ -152,7 +167,7 @@ class Trainer:
                 self._stop()
                 return "stopped"
         if self.clock.step < self.config.training.steps:
-            self._end_with_the_data()
+            self._end_with_the_data(skipped=not applied)
         else:
             log.info("step %d: the run is complete", self.clock.step)
         return "completed"
@@ -220,8 +235,10 @@ class Trainer:
                 collective_seconds=self.growth.collective_seconds,
             )
             self._publish_totals()
+        grad_norm = self.engine.get_global_grad_norm()
+        self._unreported = _Update(totals, rate, seconds, grad_norm)
         if clock.step % training.log_every == 0 or self._updates_left() <= 0:
-            self._report_step(totals, rate, seconds)
+            self._report_step(self._unreported)
         return True
 
     def decide(self) -> None:
@@ -319,6 +336,7 @@ class Trainer:
         step, training = self.clock.step, self.config.training
         last = self._updates_left() <= 0
         saves = last or step % self.config.checkpoint.every == 0
+        saves &= self.checkpoints.saved_step != step
         validates = last or step % training.validate_every == 0
         validates |= saves and self.config.checkpoint.keep_best
         compared, validation_loss = training.compare_ranks_every, None
@@ -339,13 +357,16 @@ class Trainer:
             self._publish_rank()
 
     def _validate(self, validation: ValidationLoss) -> float:
-        loss = validation(self._loops())
-        self.reports.validation(self.clock.step, loss)
-        return loss
+        if self._validated[0] != self.clock.step:
+            self._validated = self.clock.step, validation(self._loops())
+            self.reports.validation(*self._validated)
+        return self._validated[1]
 
     def _evaluate(self, evaluation: Evaluation) -> None:
-        scores = evaluation(self.clock.step, self._loops())
-        self.reports.evaluation(self.clock.step, scores)
+        if self._evaluated != self.clock.step:
+            scores = evaluation(self.clock.step, self._loops())
+            self.reports.evaluation(self.clock.step, scores)
+            self._evaluated = self.clock.step
 
     def _loops(self) -> dict[int, LoopInputs]:
         """How each looping layer runs in the next update."""
@@ -381,7 +402,8 @@ class Trainer:
             )
             self.telemetry.publish_totals(totals)
 
-    def _end_with_the_data(self) -> None:
+    def _end_with_the_data(self, *, skipped: bool) -> None:
+        """Collective. `skipped`: the update of the last batch, so the one before it was the last."""
         log.info(
             "step %d: the run is complete: %s is exhausted (data.exhausted: stop)",
             self.clock.step,
@@ -389,9 +411,9 @@ class Trainer:
         )
         with self.parts.host("checkpoint"):
             self.checkpoints.finish()
-        if (
-            self.checkpoints.saved_step != self.clock.step
-        ):  # the update of the last batch was skipped
+        if skipped:
+            if self._unreported is not None:
+                self._report_step(self._unreported)
             self._after_step()
 
     def _stop(self) -> None:
@@ -412,34 +434,35 @@ class Trainer:
         with self.parts.host("checkpoint"):  # the newest one is read whole before the run ends
             self.skips.skipped(self.clock.step, self.checkpoints.newest)
 
-    def _report_step(self, totals: StepTotals, rate: float, seconds: float) -> None:
+    def _report_step(self, update: _Update) -> None:
         """Log, metrics row and run-wide series. Waits for all that the device has to do.
 
         Otherwise an update waits for the verdict on its gradients, and where growth decides.
         Collective.
         """
+        self._unreported = None
         # In no part: growth would be told to last as long as what the device has left to do.
-        loss = totals.mean_loss()
+        loss = update.totals.mean_loss()
         with self.parts.host("growth"):
             self.growth.flush()
         self._publish_rank()
         speed = self._throughput.tokens_per_second(self.clock.tokens)
         if self.ranks.is_main:
-            record = self._record(loss, rate, seconds, speed)
+            record = self._record(update, loss, speed)
             seconds_left = self._updates_left() * self._throughput.step_seconds(self.clock.step)
             self.reports.step(record, seconds_left)
 
-    def _record(self, loss: float, rate: float, seconds: float, speed: float) -> StepRecord:
+    def _record(self, update: _Update, loss: float, speed: float) -> StepRecord:
         flops, entropy = self.flops, self.growth.entropy
-        grad_norm = self.engine.get_global_grad_norm()
+        grad_norm = update.grad_norm
         achieved = speed * flops.per_token
         return StepRecord(
             step=self.clock.step,
             tokens=self.clock.tokens,
             loss=loss,
-            learning_rate=rate,
+            learning_rate=update.rate,
             grad_norm=float(grad_norm) if grad_norm is not None else float("nan"),
-            step_seconds=seconds,
+            step_seconds=update.seconds,
             tokens_per_second=speed,
             flops=flops.total,
             vanilla_flops=flops.vanilla,
