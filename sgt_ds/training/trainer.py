@@ -285,8 +285,12 @@ class Trainer:
         self.loader.seek(values["batches"])
         self.flops.load_state_dict(values["flops"])
         self.growth.load_state_dict(values["growth"])
-        if self.telemetry is not None and values["telemetry"]:
-            self.telemetry.load_state_dict(values["telemetry"])
+        if self.telemetry is not None:
+            self.telemetry.load_state_dict(
+                values["telemetry"],
+                skipped_steps=self.skips.total,
+                not_finite=self.growth.not_finite,
+            )
 
     def cut_back(self, step: int) -> None:
         """Drop what journal and metrics hold past `step`: it will be written again."""
