@@ -333,7 +333,7 @@ class Trainer:
             with self.parts.host("validation"):
                 validation_loss = self._validate(self.validation)
         evaluation = self.evaluation if last or step % self.config.evaluation.every == 0 else None
-        if evaluation is not None:
+        if evaluation is not None:  # before the save: a resume from it does not evaluate again
             with self.parts.host("validation"):
                 self._evaluate(evaluation)
         if saves:
