@@ -12,6 +12,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from exporters import INFO, TINY, Start, exporters, looping, record, scrape, series, value
@@ -23,7 +25,7 @@ from sgt_ds.telemetry.example import full_snapshot
 from sgt_ds.telemetry.hardware import Hardware, HardwareSampler
 from sgt_ds.telemetry.metric import STALL_REASONS
 from sgt_ds.telemetry.reference import reference, series_of
-from sgt_ds.training import Heartbeat
+from sgt_ds.training import Heartbeat, Trainer
 
 MARGINS = ("sgt_growth_margin_standard_errors", "sgt_growth_within_noise")
 
@@ -81,7 +83,9 @@ def test_a_choice_within_noise_or_a_stall_that_shows_nowhere(start: Start) -> No
     exporter.publish_decision("stall", cause="a cause of somebody's own method")
     exporter.publish(record(6, not_finite=3))
     resumed = start()
-    resumed.load_state_dict(json.loads(json.dumps(exporter.state_dict())))
+    resumed.load_state_dict(
+        json.loads(json.dumps(exporter.state_dict())), skipped_steps=0, not_finite=3
+    )
     for served in (exporter, resumed):
         found = series(scrape(served))
         assert not [name for name, _ in found if name.startswith(MARGINS)]
@@ -187,7 +191,7 @@ def test_counters_neither_fall_nor_begin_anew_after_a_crash(start: Start, tmp_pa
     crashed.close()
 
     resumed = start(counters_file=kept)
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(state, skipped_steps=0, not_finite=0)
     counters = [m.name for m in METRICS if m.kind == "counter" and m.scope == "run"]
     for step in (None, 101, 131):
         if step is not None:
@@ -234,7 +238,7 @@ def test_what_fails_again_after_a_resume_is_not_counted(start: Start, tmp_path: 
     for _ in range(2):  # the second crash is before the next checkpoint, too
         resumed = start(counters_file=kept)
         assert events(resumed) == seen
-        resumed.load_state_dict(state)
+        resumed.load_state_dict(state, skipped_steps=1, not_finite=2)
         assert events(resumed) == seen
         fail(resumed, not_finite=6)
         seen = [a + b for a, b in zip(seen, [3, 3, 3, 15, 4], strict=True)]
@@ -245,6 +249,60 @@ def test_what_fails_again_after_a_resume_is_not_counted(start: Start, tmp_path: 
     again = start(counters_file=kept)
     again.publish_skip()
     assert value(again, "sgt_skipped_steps_total") == seen[3] + 1
+
+
+@pytest.mark.parametrize("telemetry", [True, False], ids=["on", "off"])
+def test_what_training_had_counted_at_a_checkpoint_is_not_counted_again(
+    start: Start, tmp_path: Path, telemetry: bool
+) -> None:
+    kept = tmp_path / "counters.json"
+
+    def events(exporter: Exporter) -> list[float]:
+        found = series(scrape(exporter))
+        names = ("sgt_skipped_steps_total", "sgt_entropy_not_finite_total")
+        return [found[name, ()] for name in names]
+
+    first = start(counters_file=kept)
+    first.publish(record(100, skipped_steps=7, not_finite=5))
+    assert events(first) == [7, 5]
+    first.close()
+    # Taken under telemetry, or in a stint without; of an older version it lacks either count.
+    state = first.state_dict() if telemetry else {}
+    resumed = start(counters_file=kept)
+    resumed.load_state_dict(state, skipped_steps=7, not_finite=5)
+    resumed.publish(record(101, skipped_steps=7, not_finite=5))
+    assert events(resumed) == [7, 5]
+    resumed.publish_skip()
+    resumed.publish(record(102, skipped_steps=8, not_finite=6))
+    assert events(resumed) == [8, 6]
+    resumed.close()
+    # Those of a stint without telemetry are news.
+    later = start(counters_file=kept)
+    later.load_state_dict({}, skipped_steps=11, not_finite=6)
+    later.publish(record(150, skipped_steps=11, not_finite=6))
+    assert events(later) == [11, 6]
+
+
+@pytest.mark.parametrize("telemetry", [True, False], ids=["on", "off"])
+def test_a_resume_tells_its_exporter_what_training_had_counted(
+    start: Start, telemetry: bool
+) -> None:
+    trainer: Any = MagicMock(telemetry=start(), growth=MagicMock(not_finite=5))
+    state = start().state_dict() if telemetry else {}
+    Trainer.load_state_dict(
+        trainer,
+        {
+            "step": 100,
+            "tokens": 100_000,
+            "batches": 107,
+            "skipped_steps": 7,
+            "flops": {},
+            "growth": {},
+            "telemetry": state,
+        },
+    )
+    assert value(trainer.telemetry, "sgt_skipped_steps_total") == 7
+    assert value(trainer.telemetry, "sgt_entropy_not_finite_total") == 5
 
 
 def test_an_unreadable_counters_file_does_not_stop_a_run(start: Start, tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_rates_show_no_jump_where_a_run_crashed_and_resumed(
     time.sleep(2.5)
     run.start()
     for exporter in run.exporters:
-        exporter.load_state_dict(checkpoint)
+        exporter.load_state_dict(checkpoint, skipped_steps=0, not_finite=0)
     run.step = saved_at
     wait_until(lambda: run.step > highest + 6, run)
     time.sleep(1.5)

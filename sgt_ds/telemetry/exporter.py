@@ -320,36 +320,41 @@ class Exporter(Collector):
             "growth_stalls": dict(now.growth_stalls),
             "growth_margin": dict(now.growth_margin),
             "within_noise": now.within_noise,
-            "skipped_steps": now.skipped_steps,
             "step": now.step,
             "checkpoint_seconds": now.checkpoint_seconds,
             "checkpoint_failures": now.checkpoint_failures,
-            "not_finite": now.not_finite,
             "taken": time.time(),
         }
 
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+    def load_state_dict(
+        self, values: Mapping[str, Any], *, skipped_steps: int, not_finite: int
+    ) -> None:
+        """Go on from where `state_dict` was taken; empty `values`: telemetry was off there.
+
+        `skipped_steps`, `not_finite`: the run's totals there, from which training counts on.
+        """
 
         def change(now: Snapshot) -> Snapshot:
+            now = replace(now, skipped_steps=skipped_steps, not_finite=not_finite)
+            loaded = from_values(now) if values else now
+            return replace(loaded, events_before=events_beyond(loaded, self._floors))
+
+        def from_values(now: Snapshot) -> Snapshot:
             events = {kind: int(values["growth_events"].get(kind, 0)) for kind in RULES}
             stalls, margin = values.get("growth_stalls", {}), values.get("growth_margin", {})
             self._floors = highest(self._floors, values["counters"])
-            loaded = replace(
+            return replace(
                 now,
                 growth_events=events,
                 growth_stalls={reason: int(stalls.get(reason, 0)) for reason in STALL_REASONS},
                 growth_margin={kind: margin.get(kind) for kind in MARGIN_KINDS},
                 within_noise=values.get("within_noise"),
-                skipped_steps=values["skipped_steps"],
                 step=values["step"],
                 checkpoint_seconds=values["checkpoint_seconds"],
                 checkpoint_failures=values.get("checkpoint_failures", 0),
-                not_finite=values.get("not_finite", 0),
                 # What can be loaded was completed, soon after its state was taken.
                 checkpoint_timestamp=values["taken"],
             )
-            return replace(loaded, events_before=events_beyond(loaded, self._floors))
 
         self._change("load_state_dict", change)
 

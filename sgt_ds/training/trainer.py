@@ -302,8 +302,12 @@ class Trainer:
         self.loader.seek(values["batches"])
         self.flops.load_state_dict(values["flops"])
         self.growth.load_state_dict(values["growth"])
-        if self.telemetry is not None and values["telemetry"]:
-            self.telemetry.load_state_dict(values["telemetry"])
+        if self.telemetry is not None:
+            self.telemetry.load_state_dict(
+                values["telemetry"],
+                skipped_steps=self.skips.total,
+                not_finite=self.growth.not_finite,
+            )
 
     def cut_back(self, step: int) -> None:
         """Drop what journal and metrics hold past `step`: it will be written again."""
@@ -347,7 +351,7 @@ class Trainer:
             with self.parts.host("validation"):
                 validation_loss = self._validate(self.validation)
         evaluation = self.evaluation if last or step % self.config.evaluation.every == 0 else None
-        if evaluation is not None:
+        if evaluation is not None:  # before the save: a resume from it does not evaluate again
             with self.parts.host("validation"):
                 self._evaluate(evaluation)
         if saves:
