@@ -1,6 +1,7 @@
-"""Where DeepSpeed's ZeRO is made to wait, read or copy less. Changes no bit of what it computes.
+"""What is changed in DeepSpeed's optimizers: what makes them skip an update, and that ZeRO waits,
+reads and copies less for the same bits.
 
-Each function changes one optimizer object; the places named are DeepSpeed 0.19's.
+Each function changes one object; the places named are DeepSpeed 0.19's.
 """
 
 from __future__ import annotations
