@@ -17,7 +17,7 @@ import pytest
 import runs
 import torch
 
-from sgt_ds.config import PRESETS, GrowthConfig, load_run_config
+from sgt_ds.config import PRESETS, GrowthConfig, TrainingConfig, load_run_config
 from sgt_ds.errors import UserError
 from sgt_ds.flops import passes_to_come
 from sgt_ds.growth import Passes
@@ -104,6 +104,16 @@ def test_growth_compiles_what_a_process_beside_training_has_or_the_kept_file_lac
     assert decided >= {"activate", "deepen"}
     folder = next((tmp_path / "other").glob("sgt-ds-*"))
     assert graphs({path.relative_to(folder) for path in folder.rglob("*")}) <= held
+
+
+def test_a_cpu_compiles_ahead_unasked() -> None:
+    def compiles(**keys: bool | None) -> tuple[bool, bool]:
+        training = TrainingConfig(**keys)
+        return training.compiles_ahead(on_gpu=False), training.compiles_ahead(on_gpu=True)
+
+    assert compiles() == (False, True)
+    assert compiles(compile_ahead=True) == (True, True)
+    assert compiles(compile_ahead=False) == compiles(compile=False) == (False, False)
 
 
 RANK = """

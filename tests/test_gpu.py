@@ -57,17 +57,40 @@ def test_gradients_of_masked_documents_differ_from_each_passed_alone(
         assert gap <= TOLERANCE[dtype], name
 
 
-def test_compiled_bf16_strays_further_from_fp32_than_eager_bf16_over_100_updates() -> None:
+@pytest.mark.parametrize("passes", [{}, LOOPS], ids=["vanilla", "loops"])
+def test_compiled_bf16_gradients_stray_further_from_float64_than_eager_ones(
+    passes: dict[int, Passes],
+) -> None:
+    tokens = torch.randint(500, (8, 129), generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    loops = loop_inputs(passes, DEVICE)
+
+    def gradients(dtype: torch.dtype, *, compiled: bool) -> dict[str, torch.Tensor]:
+        model = Transformer(CONFIG, seed=2, compile_blocks=compiled).to(DEVICE, torch.bfloat16)
+        model = model.to(dtype)  # the same weights, rounded
+        model(tokens[:, :-1], tokens[:, 1:], loops=loops).loss.backward()
+        return {name: weight.grad.double() for name, weight in model.named_parameters()}
+
+    exact = gradients(torch.float64, compiled=False)
+    eager = gradients(torch.bfloat16, compiled=False)
+    compiled = gradients(torch.bfloat16, compiled=True)
+    for name, one in exact.items():
+        stray = [float((other[name] - one).norm() / one.norm()) for other in (eager, compiled)]
+        # Twelve products one after another, each rounded to 8 bits.
+        assert stray[0] <= 0.012, name
+        assert stray[1] <= 1.2 * stray[0], name
+
+
+def test_compiled_or_eager_bf16_strays_from_fp32_over_100_updates() -> None:
     losses = {
         "fp32": _train(torch.float32, compiled=False),
         "eager": _train(torch.bfloat16, compiled=False),
         "compiled": _train(torch.bfloat16, compiled=True),
     }
-    assert losses["fp32"][-1] < losses["fp32"][0] - 1, "nothing was learnt"
-    stray = {
-        name: (losses[name] - losses["fp32"]).abs().mean().item() for name in ("eager", "compiled")
-    }
-    assert stray["compiled"] <= 1.5 * stray["eager"] + 1e-3, stray
+    assert losses["fp32"][-1] < losses["fp32"][0] - 2, "nothing was learnt"
+    for name in ("eager", "compiled"):
+        # Of losses from 6.3 to 3. Learning eight times as fast would multiply any rounding: the
+        # update at which the loss begins to fall would then be a matter of chance.
+        assert (losses[name] - losses["fp32"]).abs().mean() <= 5e-3, name
 
 
 def needs_float8(function: Callable[..., None]) -> Callable[..., None]:
@@ -131,7 +154,7 @@ def _train(dtype: torch.dtype, *, compiled: bool) -> torch.Tensor:
     follows = torch.randint(500, (500, 2), generator=generator)
     model = Transformer(CONFIG, seed=2, compile_blocks=compiled).to(DEVICE, dtype)
     masters = [weight.detach().float().requires_grad_() for weight in model.parameters()]
-    optimizer = torch.optim.AdamW(masters, lr=2e-3)
+    optimizer = torch.optim.AdamW(masters, lr=2.5e-4)
     loops = loop_inputs(LOOPS, DEVICE)
     losses = []
     for _ in range(100):

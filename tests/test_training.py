@@ -293,17 +293,19 @@ def test_a_run_whose_data_end_fails_or_is_not_saved(tmp_path: Path, data: Path) 
     assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 21))
 
 
-def test_a_host_that_ends_before_the_scraped_one_takes_the_end_of_the_data_for_a_death(
-    tmp_path: Path, data: Path
+@pytest.mark.parametrize("end", ["data", "stop"])
+def test_a_host_that_ends_before_the_scraped_one_takes_it_for_dead(
+    end: str, tmp_path: Path, data: Path
 ) -> None:
     """Two supervisors without ssh; rank 0 waits for its scraper, rank 1 has none."""
     ports = free_ports(4)
     run = runs.write_run(
         tmp_path / "run.yaml",
         data,
-        data={"exhausted": "stop"},
+        data={"exhausted": "stop" if end == "data" else "repeat"},
         training={
-            **{"global_batch_size": 64, "micro_batch_size": 16, "steps": 20},
+            **{"global_batch_size": 64, "micro_batch_size": 16},
+            "steps": 20 if end == "data" else 1000,
             **{"hang_seconds": 60, "collective_timeout_seconds": 60},  # it waits for half of that
         },
         telemetry={"port": ports, "port_in_use": "next"},
@@ -330,15 +332,20 @@ def test_a_host_that_ends_before_the_scraped_one_takes_the_end_of_the_data_for_a
             assert time.monotonic() < deadline, logs[0].read_text()
             time.sleep(0.02)
         _scrape_first_rank(targets)
+        if end == "stop":
+            stop = ["sgt-ds", "stop", str(tmp_path / "run")]
+            started.append(subprocess.Popen(stop, env=runs.environment(), start_new_session=True))
         assert second.wait(timeout=120) == 0, logs[1].read_text()
         assert first.poll() is None, "it waits for its scraper"
         _scrape_first_rank(targets)
-        assert first.wait(timeout=60) == 0, logs[0].read_text()
+        for process in (first, *started[2:]):
+            assert process.wait(timeout=60) == 0, logs[0].read_text()
     finally:
         for process in started:
             runs.end(process)
+    told = {"data": "complete at step 9 of 20", "stop": "stopped as requested"}
     for log in logs:
-        assert "sgt-ds train: complete at step 9 of 20" in log.read_text()
+        assert f"sgt-ds train: {told[end]}" in log.read_text()
 
 
 def _scrape_first_rank(targets: Path) -> None:

@@ -28,7 +28,7 @@ class Section(BaseModel):
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         # YAML's `true` and `yes` would count as 1.
         field = cls.model_fields[str(info.field_name)]
-        if isinstance(value, bool) and field.annotation is not bool:
+        if isinstance(value, bool) and field.annotation not in (bool, bool | None):
             raise ValueError(f"is {str(value).lower()}, which is not a valid value for this key")
         return value
 

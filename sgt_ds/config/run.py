@@ -85,9 +85,10 @@ class TrainingConfig(Section):
     mantissa; needs an NVIDIA GPU of compute capability 8.9 or higher, and bf16 in the DeepSpeed file."""
     compile: bool = True
     """Compile each block with torch.compile."""
-    compile_ahead: bool = False
+    compile_ahead: bool | None = None
     """Compile the kinds of block that growth will need in a process beside each rank, while it trains.
-    Takes memory of each GPU, and a core of the host for each rank."""
+    Takes memory of each GPU where enough is free, and a core of the host for each rank; null: on GPUs
+    only."""
     compile_cache: Path | None = None
     """Folder that keeps compiled code for later starts on another machine or in a new container; all
     hosts read it. It holds executable code: restrict write access to users you trust to run training.
@@ -103,6 +104,10 @@ class TrainingConfig(Section):
     """How long any other phase of an update may take before the run fails and names the late rank.
     Forward, backward and optimizer may take ten times their longest time so far if that is more,
     up to collective_timeout_seconds."""
+
+    def compiles_ahead(self, *, on_gpu: bool) -> bool:
+        """Whether kinds of block to come are compiled beside ranks."""
+        return self.compile and (on_gpu if self.compile_ahead is None else self.compile_ahead)
 
     @model_validator(mode="after")
     def _ahead_of_something(self) -> TrainingConfig:

@@ -60,6 +60,14 @@ class Target:
         return [host for host in self.hosts if self.local or is_this_host(host)]
 
     @property
+    def own_ranks(self) -> range:
+        """Ranks that this launch starts: all, but where each host has a launch of its own."""
+        if self.node_rank is None:
+            return range(self.world_size)
+        first = world_size(self.hosts[: self.node_rank])
+        return range(first, first + self.hosts[self.node_rank].slots)
+
+    @property
     def has_first_rank(self) -> bool:
         """Whether rank 0 is on this machine."""
         return self.hosts[0] in self.own_hosts

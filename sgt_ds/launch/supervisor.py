@@ -220,7 +220,7 @@ def _run_once(launch: Launch, signals: StopSignals, asked: StopAsked, grace_seco
     with writing(run_dir, "run_dir"):
         if not target.node_rank:
             write_record(run_dir, record)
-        watch.begin(first_host=not target.node_rank)
+        watch.begin(first_host=not target.node_rank, alone=target.node_rank is None)
     _say(f"starting {_ranks_words(target)}; their logs are in {RunLayout(run_dir).logs}")
     child = _start(launch, record, watch)
     forced = ""
@@ -230,8 +230,11 @@ def _run_once(launch: Launch, signals: StopSignals, asked: StopAsked, grace_seco
             # The launcher may have died before its ranks: those are orphans then.
             _await_ranks(record, signals)
         orphans = len(processes_of(record.run_id))
-        # Who still lives would count among the dead.
-        deaths = "" if orphans else watch.deaths(_signal_told(target, child.returncode))
+        # Who still lives would count among the dead. Ranks of other hosts' launches may: a rank
+        # that ends well may wait for its scrapers.
+        status_signal = _signal_told(target, child.returncode)
+        deaths = "" if orphans else watch.deaths(status_signal)
+        fell = not orphans and bool(watch.deaths(status_signal, among=target.own_ranks))
     finally:
         left = end_everywhere(record, hurried=bool(forced))
         # The launcher carries the id too; reap it.
@@ -244,7 +247,7 @@ def _run_once(launch: Launch, signals: StopSignals, asked: StopAsked, grace_seco
     told = read_outcome(RunLayout(run_dir).control)
     if told == told_before:  # of an earlier start
         told = None
-    return _judge(launch, child.returncode, orphans, deaths, told, stopping=stopping)
+    return _judge(launch, child.returncode, orphans, deaths, told, fell=fell, stopping=stopping)
 
 
 def _ranks_words(target: Target) -> str:
@@ -355,11 +358,13 @@ def _judge(
     deaths: str,
     told: Outcome | None,
     *,
+    fell: bool,
     stopping: bool,
 ) -> End:
-    """How a launch ended that ended by itself. `deaths`: which ranks fell, if any.
+    """How a launch ended that ended by itself. `deaths`: which ranks fell, if any, on any host.
 
     `told`: the end that rank 0 wrote down: of a run whose data ended before its last step.
+    `fell`: whether one of this launch's own ranks did.
     """
     run_dir, steps = launch.config.run_dir, launch.config.training.steps
     step = max(newest_step(RunLayout(run_dir)), 0)
@@ -368,7 +373,7 @@ def _judge(
     if returncode == BAD_INPUT:
         failed = f"the run failed with status {returncode}; {last_checkpoint(run_dir)}"
         return End(BAD_INPUT, failed)
-    if returncode or orphans or (deaths and not is_complete):
+    if returncode or orphans or (fell and not is_complete):
         cause = "it" if not returncode else f"it exited with status {returncode}"
         if returncode < 0:
             cause = f"its launcher was {heartbeats.killed_by(-returncode)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Container
 from pathlib import Path
 
 from sgt_ds.config import RunLayout
@@ -37,15 +38,19 @@ class Watch:
         """Where the launch's ranks, and what starts them, leave their signs."""
         return self._folder
 
-    def begin(self, *, first_host: bool) -> None:
-        """A launch begins. `first_host`: what earlier launches left is no longer needed."""
+    def begin(self, *, first_host: bool, alone: bool) -> None:
+        """A launch begins. `first_host`: what earlier launches left is no longer needed.
+
+        `alone`: no other host has a launch of its own, and ranks may rely on this process.
+        """
         if first_host:
             for old in self._folder.parent.glob("*"):
                 if old != self._folder:
                     shutil.rmtree(old, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         # What is older is of an earlier launch under the same name.
-        self._began = heartbeats.write_supervisor(self._folder)
+        write = heartbeats.write_supervisor if alone else heartbeats.renew_supervisor
+        self._began = write(self._folder)
 
     def hang(self) -> str:
         """Why everything must be ended, in one line; '' while ranks go on. Looks now and then."""
@@ -69,17 +74,21 @@ class Watch:
             pass
         return ""
 
-    def deaths(self, status_signal: int = 0) -> str:
+    def deaths(self, status_signal: int = 0, *, among: Container[int] | None = None) -> str:
         """Which ranks fell first in a launch that is over; '' if none is known to have.
 
-        `status_signal`: as in `heartbeats.deaths`.
+        `status_signal`: as in `heartbeats.deaths`. `among`: look at these ranks only.
         """
         try:
             found = heartbeats.read_kills(self._folder)
             kills = [kill for kill, written in found if written >= self._began]
-            return heartbeats.deaths(self._beats(), kills, status_signal)
+            beats = self._beats()
         except OSError:
             return ""
+        if among is not None:
+            kills = [kill for kill in kills if kill.rank in among]
+            beats = [(beat, written) for beat, written in beats if beat.rank in among]
+        return heartbeats.deaths(beats, kills, status_signal)
 
     def _with_silence(self, since: float) -> list[tuple[heartbeats.Beat, float]]:
         """The beats, each with the seconds for which this process has seen none newer.

@@ -293,10 +293,10 @@ def _ahead(
     ranks: Ranks,
 ) -> CompileAhead | None:
     """What compiles the kinds of block to come beside training; None where nothing does."""
-    training = config.training
+    training, on_gpu = config.training, ranks.device.type == "cuda"
     # Documents as a CPU computes them are not compiled.
-    uncompiled = config.data.document_mask and ranks.device.type != "cuda"
-    if not training.compile_ahead or uncompiled:
+    uncompiled = config.data.document_mask and not on_gpu
+    if uncompiled or not training.compiles_ahead(on_gpu=on_gpu):
         return None
     coming = passes_to_come(config.method, settled, config.model, training.steps)
     measured = (True,) if settled.entropy_every == 1 else (False, True)
