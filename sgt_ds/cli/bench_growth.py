@@ -8,7 +8,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,19 @@ def register(group: Subparsers[Parser]) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+@dataclass
+class _Measured:
+    """What is known so far: by run, the pauses; `events`: how many decisions a run may take."""
+
+    events: int
+    first_window: int
+    """Updates before the first decision of the run that compiles ahead."""
+    pauses: dict[str, list[GrowthPause]] = field(default_factory=dict)
+    compiled_bytes: int = 0
+    said: str = ""
+    """What rank 0 said of the process beside it."""
+
+
 def growth(options: argparse.Namespace) -> None:
     """Measure and print."""
     from sgt_ds.config import load_run_config, resolve_deepspeed
@@ -90,25 +103,24 @@ def growth(options: argparse.Namespace) -> None:
     resolve_deepspeed(own, options.num_gpus, options.run)
     check_data(own.data, own.model, own.evaluation)
     check_evaluation(own.evaluation, str(options.run))
-    measured: dict[str, list[GrowthPause]] = {}
-    size, first_window, said = 0, options.window, ""
+    measured = _Measured(events, options.window)
     with ending_on_sigterm():
         try:
             with scratch_for(options.scratch) as scratch:
                 for name in RUNS:
-                    window = first_window if name == "ahead" else options.window
+                    window = measured.first_window if name == "ahead" else options.window
                     own_words = [*words, *_windows(options, events, window)]
                     history = _run(options, own_words, scratch, name)
-                    measured[name] = growth_pauses(history)
+                    measured.pauses[name] = growth_pauses(history)
                     if name == "cold":
-                        first_window += _updates_to_compile(history, measured[name])
+                        measured.first_window += _updates_to_compile(history, measured.pauses[name])
                     if name == "ahead":
-                        said = _said_of_compiling(history)
+                        measured.said = _said_of_compiling(history)
                     kept = (scratch / "compiled").glob("*.zip")
-                    size = sum(file.stat().st_size for file in kept)
+                    measured.compiled_bytes = sum(file.stat().st_size for file in kept)
         finally:
-            if measured:
-                _print(options, measured, size, events, first_window, said)
+            if measured.pauses:
+                _print(options, measured)
 
 
 def _words(options: argparse.Namespace, micro_batch_size: int) -> list[str]:
@@ -183,14 +195,7 @@ def _run(options: argparse.Namespace, words: Sequence[str], scratch: Path, name:
     return read_history(run_dir)
 
 
-def _print(
-    options: argparse.Namespace,
-    measured: dict[str, list[GrowthPause]],
-    size: int,
-    events: int,
-    first_window: int,
-    said: str,
-) -> None:
+def _print(options: argparse.Namespace, measured: _Measured) -> None:
     runs: dict[str, dict[str, Any]] = {
         name: {
             "first_update_excess_seconds": pauses[0].seconds,
@@ -198,31 +203,31 @@ def _print(
             "events": sum(pause.decided for pause in pauses),
             "pauses": [asdict(pause) for pause in pauses],
         }
-        for name, pauses in measured.items()
+        for name, pauses in measured.pauses.items()
     }
     if options.json:
         print_json(
             {
                 "ranks": options.num_gpus,
                 "complete": len(runs) == len(RUNS),
-                "events_possible": events,
-                "compiled_bytes": size,
-                "ahead": {"first_window": first_window, "said": said},
+                "events_possible": measured.events,
+                "compiled_bytes": measured.compiled_bytes,
+                "ahead": {"first_window": measured.first_window, "said": measured.said},
                 "runs": runs,
             }
         )
         return
     print(f"{'run':6}{'after step':>11}{'seconds':>9}  what is new")
-    for name, pauses in measured.items():
+    for name, pauses in measured.pauses.items():
         for pause in pauses:
             print(f"{name:6}{pause.step:11}{pause.seconds:9.2f}  {pause.what}")
     for name, told in runs.items():
         print(
             f"{name}: first update {told['first_update_excess_seconds']:.2f} s, growth "
-            f"{told['growth_seconds']:.2f} s in {told['events']} of {events} possible events, "
+            f"{told['growth_seconds']:.2f} s in {told['events']} of {measured.events} possible events, "
             "beyond what such updates otherwise take"
         )
     if "ahead" in runs:
-        said = said or "nothing was compiled ahead"
-        print(f"ahead: {first_window} updates before the first decision; {said}")
-    print(f"kept: {size / 1e6:.1f} MB of compiled code")
+        said = measured.said or "nothing was compiled ahead"
+        print(f"ahead: {measured.first_window} updates before the first decision; {said}")
+    print(f"kept: {measured.compiled_bytes / 1e6:.1f} MB of compiled code")
