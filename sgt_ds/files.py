@@ -260,3 +260,8 @@ def writing(path: Path, field: str | None = None) -> Iterator[None]:
             f"cannot be written ({error.strerror}); free disk space, or choose another run_dir"
         )
         raise UserError(path, field, message) from None
+
+
+def seems_there(path: Path) -> bool:
+    """Whether it is there; False too where the file system does not answer. Raises nothing."""
+    return os.path.exists(path)  # noqa: PTH110 - Path's own passes OSError on

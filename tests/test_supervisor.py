@@ -33,6 +33,8 @@ from sgt_ds.launch import (
 )
 from sgt_ds.launch.record import StopAsked
 from sgt_ds.launch.supervisor import _ranks_words
+from sgt_ds.training.faults import Requests
+from sgt_ds.training.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.launcher
 
@@ -297,6 +299,24 @@ def test_a_full_disk_is_a_traceback_or_changes_how_a_run_ended(
         assert not supervisor._is_told(asked)
     assert supervisor._is_told(asked)
     assert asked.is_set()
+
+
+def test_a_folder_that_does_not_answer_ends_a_run(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path / ("long" * 100))  # of which the file system tells nothing
+    with pytest.raises(OSError, match="File name too long"):
+        layout.stop_request.exists()
+    assert not StopAsked(layout.run_dir).is_set()
+    assert supervisor.newest_step(layout) == -1
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with Heartbeat(tmp_path / "ranks", 0, hang_seconds=60, patient_seconds=60) as heartbeat:
+            requests = Requests(layout, heartbeat)
+            assert not requests.freeze()
+            assert not requests.stop()
+            requests.stopped()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_stop_of_a_complete_run_says_so(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import UserError
-from sgt_ds.files import take_lock, write_text_atomically
+from sgt_ds.files import seems_there, take_lock, write_text_atomically
 from sgt_ds.launch.processes import is_run_id
 
 
@@ -55,7 +55,7 @@ def write_record(run_dir: Path, record: RunRecord) -> None:
 
 
 def remove_record(run_dir: Path) -> None:
-    """The run has ended: take its record away."""
+    """The run has ended: take its record away. Raises: OSError."""
     _path(run_dir).unlink(missing_ok=True)
 
 
@@ -83,7 +83,7 @@ class StopAsked:
     """Whether a run was asked to stop, for as long as its supervisor lives.
 
     The ranks look for RUN/control/stop and take it away once they have saved, so a mark of the
-    supervisor's own, RUN/control/asked, remembers it.
+    supervisor's own, RUN/control/asked, remembers it. A folder that does not answer asks for nothing.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -98,10 +98,10 @@ class StopAsked:
 
     def is_set(self) -> bool:
         """Whether `ask` was called by anybody, or someone made the request's file by hand."""
-        return self._mark.exists() or self._request.exists()
+        return seems_there(self._mark) or seems_there(self._request)
 
     def clear(self) -> None:
-        """Take request and mark away."""
+        """Take request and mark away. Raises: OSError."""
         for path in (self._request, self._mark):
             path.unlink(missing_ok=True)
 

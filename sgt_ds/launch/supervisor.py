@@ -121,7 +121,8 @@ def supervise(
     with supervision(run_dir):
         check_unattended(run_dir)
         asked = StopAsked(run_dir)
-        asked.clear()
+        with writing(run_dir, "run_dir"):
+            asked.clear()
         signals = StopSignals()
         try:
             return _train(
@@ -134,8 +135,9 @@ def supervise(
                 first_pause_seconds=first_pause_seconds,
             )
         finally:
-            asked.clear()
-            remove_record(run_dir)
+            with suppress(OSError):  # the next start does it, if it can
+                asked.clear()
+                remove_record(run_dir)
             signals.restore()
 
 
@@ -200,10 +202,12 @@ def last_checkpoint(run_dir: Path) -> str:
 
 
 def newest_step(layout: RunLayout) -> int:
-    """Step of the newest checkpoint that looks whole; -1 without one."""
-    if not layout.checkpoints.is_dir():
+    """Step of the newest checkpoint that looks whole; -1 without one, or where none can be read."""
+    try:
+        found = list_checkpoints(layout.checkpoints)
+    except (OSError, UserError):
         return -1
-    return next((i.step for i in list_checkpoints(layout.checkpoints) if i.fault is None), -1)
+    return next((info.step for info in found if info.fault is None), -1)
 
 
 def _run_once(launch: Launch, signals: StopSignals, asked: StopAsked, grace_seconds: float) -> End:

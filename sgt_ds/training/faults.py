@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable
 from types import FrameType
 
 from sgt_ds.config import RunLayout
 from sgt_ds.errors import Diverged
+from sgt_ds.files import seems_there
 from sgt_ds.training.heartbeat import Heartbeat
+
+log = logging.getLogger(__name__)
 
 
 class Requests:
     """What this rank has been asked: to stop, by SIGTERM, SIGINT, a file or the end of what started
     it; to freeze, by a file.
 
-    Only remembers; the ranks agree by a collective between two steps and act together.
+    Only remembers; the ranks agree by a collective between two steps and act together. A folder
+    that does not answer asks for nothing.
     """
 
     def __init__(self, layout: RunLayout, heartbeat: Heartbeat) -> None:
@@ -30,15 +35,22 @@ class Requests:
 
     def stop(self) -> bool:
         """Whether a signal came, the stop file is there, or no one minds this rank any more."""
-        return self._signalled or self._heartbeat.launcher_lost or self._stop_file.exists()
+        return self._signalled or self._heartbeat.launcher_lost or seems_there(self._stop_file)
 
     def freeze(self) -> bool:
         """Whether growth is to decide nothing any more. The file stays: a resume obeys it too."""
-        return self._freeze_file.exists()
+        return seems_there(self._freeze_file)
 
     def stopped(self) -> None:
         """Take the stop file away when it has been obeyed: a new start must not end at once."""
-        self._stop_file.unlink(missing_ok=True)
+        try:
+            self._stop_file.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning(
+                "%s: cannot be removed (%s); remove it before the next start",
+                self._stop_file,
+                error.strerror,
+            )
 
 
 class SkippedSteps:
