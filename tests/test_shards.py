@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runs
 from token_sets import TOKENIZER_SHA256, write_token_set
 
 from sgt_ds.config import DataConfig, DataSource, EvaluationConfig, ModelConfig, TextSource
@@ -179,6 +180,24 @@ def test_a_shard_that_is_gone_or_cut_is_found_at_the_first_validation(tmp_path: 
     with pytest.raises(UserError, match="is missing; prepare the set again") as gone:
         check_evaluation(scored, "run.yaml")
     assert gone.value.field == "evaluation.perplexity.0.path"
+
+
+def test_a_shard_that_may_not_be_read_is_found_at_the_first_validation(tmp_path: Path) -> None:
+    run = runs.write_run(tmp_path / "run.yaml", runs.write_data(tmp_path / "data"))
+    [shard] = (tmp_path / "data" / "val").glob("*.tokens")
+    shard.chmod(0)
+    command = ["sgt-ds", "plan", str(run)]
+    if os.geteuid() == 0:  # whom modes do not hinder
+        powers = "-dac_override,-dac_read_search"
+        command = ["setpriv", f"--bounding-set={powers}", f"--inh-caps={powers}", *command]
+    told = subprocess.run(
+        command, env=runs.environment(), capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 2
+    [line] = told.stderr.splitlines()
+    assert line.startswith(
+        f"sgt-ds: {shard}: data.validation: cannot be read (Permission denied); "
+    )
 
 
 READ_ALL = """

@@ -6,6 +6,7 @@ Reads manifests and the sizes of shards, no token.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def check_data_here(data: DataConfig, model: ModelConfig) -> list[tuple[str, Pat
 def check_shards(data: DataConfig) -> None:
     """Look whether local sets have every shard, in its length; remote ones fetch theirs.
 
-    Raises: UserError of the first one that is missing or has another size. Reads none.
+    Raises: UserError of the first one that is missing, may not be read or has another size. Reads
+    none.
     """
     for key, location in _named_local_sets(data):
         with in_field(key):
@@ -84,7 +86,7 @@ def check_shards(data: DataConfig) -> None:
 
 
 def check_set(token_set: TokenSet) -> None:
-    """Raises: UserError of the first shard of a local set that is missing or has another size."""
+    """Raises: UserError of the first shard of a local set that can't be read or has another size."""
     for entry in token_set.manifest.shards:
         _check_size(token_set.path / entry.file, entry.bytes)
 
@@ -165,7 +167,8 @@ def _check_validation(validation: TokenSet, train: TokenSet) -> None:
 
 def _check_size(path: Path, expected: int) -> None:
     try:
-        size = path.stat().st_size
+        with path.open("rb") as stream:  # one that may not be read would end a run hours later
+            size = os.fstat(stream.fileno()).st_size
     except FileNotFoundError:
         raise UserError(path, None, f"is missing; {REMEDY}") from None
     except OSError as error:
