@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,16 @@ def journal_lines(run_dir: Path) -> list[dict[str, Any]]:
     """Measurements and decisions of the growth journal."""
     lines = [json.loads(line) for line in (run_dir / "growth.jsonl").read_text().splitlines()]
     return [line for line in lines if line["type"] != "header"]
+
+
+def scrape(targets: Path, rank: int) -> None:
+    """As Prometheus does it."""
+    [address] = [
+        group["targets"][0]
+        for group in json.loads(targets.read_text())
+        if group["labels"]["rank"] == str(rank)
+    ]
+    headers = {"User-Agent": "Prometheus/3.0", "X-Prometheus-Scrape-Timeout-Seconds": "10"}
+    request = urllib.request.Request(f"http://{address}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200

@@ -339,7 +339,7 @@ def test_ranks_are_silent_only_where_the_supervisor_could_have_heard_them(
     clock = [1000.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
     looks = watch.Watch(tmp_path, "launch")
-    looks.begin(first_host=True, alone=True)
+    looks.begin()
     [folder] = tmp_path.glob("control/ranks/*")
 
     def look_after(seconds: float) -> str:

@@ -68,7 +68,7 @@ def test_a_rank_that_is_stopped_in_a_save_data_or_the_end_is_waited_for_as_long_
     }
     # At the end the others have gone: it is the supervisor who notices.
     supervisor = Watch(tmp_path / "end", signs_of_life(tmp_path / "end").name)
-    supervisor.begin(first_host=False, alone=True)
+    supervisor.begin()
     for place, ranks in started.items():
         first, second = ranks.pids
         if place == "end":
@@ -118,7 +118,7 @@ def test_a_rank_that_is_killed_while_all_join_is_one_of_many_that_died(
     ranks = start(tmp_path, "run", data, nursery, {"lingers": 1})
     folder = signs_of_life(tmp_path / "run")
     supervisor = Watch(tmp_path / "run", folder.name)
-    supervisor.begin(first_host=False, alone=True)
+    supervisor.begin()
     until(lambda: len(supervisor._beats()) == 2)
     first, second = ranks.pids
     os.kill(second, signal.SIGKILL)

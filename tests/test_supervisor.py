@@ -31,8 +31,11 @@ from sgt_ds.launch import (
     supervise,
     supervisor,
 )
+from sgt_ds.launch.ends import newest_step
 from sgt_ds.launch.record import StopAsked
 from sgt_ds.launch.supervisor import _ranks_words
+from sgt_ds.ports import free_ports
+from sgt_ds.telemetry import read_outcome
 from sgt_ds.training.faults import Requests
 from sgt_ds.training.heartbeat import Heartbeat
 
@@ -136,6 +139,24 @@ def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Pa
         assert second.wait(timeout=60) == 128 + signal.SIGTERM  # a grace of 120 would outlast that
         assert time.monotonic() - asked >= 2
         assert processes_of(ids[1]) == []
+
+
+def test_a_saved_run_that_waits_for_its_scraper_is_killed_as_one_that_did_not_stop(
+    tmp_path: Path, data: Path
+) -> None:
+    telemetry = {"port": free_ports(2), "port_in_use": "next"}
+    run = runs.write_run(tmp_path / "run.yaml", data, training=FOREVER, telemetry=telemetry)
+    with training(run, "--grace", "4") as process:
+        runs.wait_for_step(tmp_path / "run", 3)
+        runs.scrape(tmp_path / "run" / "targets.json", 0)
+        asked = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        assert time.monotonic() - asked >= 4, "it did not wait"
+        told = read_outcome(RunLayout(tmp_path / "run").control)
+    assert told is not None
+    last = runs.last_step(tmp_path / "run")
+    assert told.reason == f"stopped as requested; saved at step {last} of {FOREVER['steps']}"
 
 
 def test_a_killed_rank_and_a_killed_launcher_are_restarted_and_nothing_is_lost(
@@ -306,7 +327,7 @@ def test_a_folder_that_does_not_answer_ends_a_run(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File name too long"):
         layout.stop_request.exists()
     assert not StopAsked(layout.run_dir).is_set()
-    assert supervisor.newest_step(layout) == -1
+    assert newest_step(layout) == -1
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with Heartbeat(tmp_path / "ranks", 0, hang_seconds=60, patient_seconds=60) as heartbeat:

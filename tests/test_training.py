@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -293,11 +292,11 @@ def test_a_run_whose_data_end_fails_or_is_not_saved(tmp_path: Path, data: Path) 
     assert sorted(runs.losses(tmp_path / "run")) == list(range(1, 21))
 
 
-@pytest.mark.parametrize("end", ["data", "stop"])
-def test_a_host_that_ends_before_the_scraped_one_takes_it_for_dead(
-    end: str, tmp_path: Path, data: Path
+@pytest.mark.parametrize(("end", "scraped"), [("data", 0), ("stop", 0), ("stop", 1)])
+def test_of_two_hosts_the_one_that_ends_first_is_taken_for_dead_or_hides_why_they_end(
+    end: str, scraped: int, tmp_path: Path, data: Path
 ) -> None:
-    """Two supervisors without ssh; rank 0 waits for its scraper, rank 1 has none."""
+    """Two supervisors without ssh; one rank waits for its scraper, the other has none."""
     ports = free_ports(4)
     run = runs.write_run(
         tmp_path / "run.yaml",
@@ -326,36 +325,23 @@ def test_a_host_that_ends_before_the_scraped_one_takes_it_for_dead(
                         start_new_session=True,
                     )
                 )
-        first, second = started
+        waiting, other = (started[scraped], started[1 - scraped])
         targets, deadline = tmp_path / "run" / "targets.json", time.monotonic() + 240
         while not targets.exists():
             assert time.monotonic() < deadline, logs[0].read_text()
             time.sleep(0.02)
-        _scrape_first_rank(targets)
+        runs.scrape(targets, scraped)
         if end == "stop":
             stop = ["sgt-ds", "stop", str(tmp_path / "run")]
             started.append(subprocess.Popen(stop, env=runs.environment(), start_new_session=True))
-        assert second.wait(timeout=120) == 0, logs[1].read_text()
-        assert first.poll() is None, "it waits for its scraper"
-        _scrape_first_rank(targets)
-        for process in (first, *started[2:]):
-            assert process.wait(timeout=60) == 0, logs[0].read_text()
+        assert other.wait(timeout=120) == 0, logs[1 - scraped].read_text()
+        assert waiting.poll() is None, "it waits for its scraper"
+        runs.scrape(targets, scraped)
+        for process in (waiting, *started[2:]):
+            assert process.wait(timeout=60) == 0, logs[scraped].read_text()
     finally:
         for process in started:
             runs.end(process)
     told = {"data": "complete at step 9 of 20", "stop": "stopped as requested"}
     for log in logs:
         assert f"sgt-ds train: {told[end]}" in log.read_text()
-
-
-def _scrape_first_rank(targets: Path) -> None:
-    """As Prometheus does it."""
-    [address] = [
-        group["targets"][0]
-        for group in json.loads(targets.read_text())
-        if group["labels"]["rank"] == "0"
-    ]
-    headers = {"User-Agent": "Prometheus/3.0", "X-Prometheus-Scrape-Timeout-Seconds": "10"}
-    request = urllib.request.Request(f"http://{address}/metrics", headers=headers)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert answer.status == 200

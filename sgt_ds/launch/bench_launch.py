@@ -166,6 +166,8 @@ def ending_on_sigterm() -> Iterator[None]:
     """Leave the block by SystemExit on SIGTERM, as by KeyboardInterrupt on SIGINT."""
 
     def leave(number: int, frame: FrameType | None) -> None:
+        # `timeout` sends two; the second would cut short what ends the ranks.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)

@@ -60,7 +60,7 @@ class Target:
         return [host for host in self.hosts if self.local or is_this_host(host)]
 
     @property
-    def own_ranks(self) -> range:
+    def launched_ranks(self) -> range:
         """Ranks that this launch starts: all, but where each host has a launch of its own."""
         if self.node_rank is None:
             return range(self.world_size)

@@ -12,10 +12,11 @@ from pathlib import Path
 from sgt_ds.config import RunLayout, load_run_config
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import lock_is_held
+from sgt_ds.launch.ends import last_checkpoint, newest_step
 from sgt_ds.launch.processes import on_hosts, processes_of
 from sgt_ds.launch.record import RunRecord, StopAsked, read_record, remove_record
 from sgt_ds.launch.run_processes import end_everywhere
-from sgt_ds.launch.supervisor import POLL_SECONDS, last_checkpoint, newest_step
+from sgt_ds.launch.supervisor import POLL_SECONDS
 from sgt_ds.telemetry import read_outcome
 
 REMOTE_POLL_SECONDS = 5.0

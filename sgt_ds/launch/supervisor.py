@@ -18,13 +18,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
-from sgt_ds.checkpoints import list_checkpoints
 from sgt_ds.config import RunConfig, RunLayout, dump_run_config
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import write_text_atomically, writing
 from sgt_ds.launch.command import Target, deepspeed_command, master_address
+from sgt_ds.launch.ends import (
+    BAD_INPUT,
+    Deaths,
+    End,
+    deaths_of,
+    judge,
+    last_checkpoint,
+    newest_step,
+)
 from sgt_ds.launch.environment import (
     MASTER_ADDRESS_VARIABLE,
     MASTER_PORT_VARIABLE,
@@ -45,12 +52,10 @@ from sgt_ds.launch.record import (
 from sgt_ds.launch.run_processes import check_unattended, end_everywhere
 from sgt_ds.launch.watch import Watch, node_run_id
 from sgt_ds.ports import free_ports
-from sgt_ds.telemetry import Outcome, heartbeats, read_outcome, write_outcome
+from sgt_ds.telemetry import Outcome, read_outcome, write_outcome
 
 POLL_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 60.0
-
-BAD_INPUT = UserError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +73,6 @@ class Launch:
 
 Prepare = Callable[[Sequence[str]], Launch]
 """Reads and checks everything again, under more `key=value` overrides. Raises: UserError."""
-
-
-class End(NamedTuple):
-    """How one launch ended, as in `Outcome`."""
-
-    status: int
-    reason: str
-    data_end_step: int | None = None
 
 
 class StopSignals:
@@ -170,7 +167,7 @@ def _train(
             if max_restarts:
                 reason += f"; gave up after {max_restarts} restarts without progress"
             return _end(run_dir, end.status, reason)
-        pause = min(first_pause_seconds * 2 ** (failures - 1), LONGEST_PAUSE_SECONDS)
+        pause = min(first_pause_seconds * 2 ** min(failures - 1, 16), LONGEST_PAUSE_SECONDS)
         _say(
             f"{reason}; restart {failures} of {max_restarts} in {pause:.0f} s, from step "
             f"{max(newest_step(layout), 0)}"
@@ -195,63 +192,57 @@ def _supervise_node(launch: Launch, grace_seconds: float) -> int:
         signals.restore()
 
 
-def last_checkpoint(run_dir: Path) -> str:
-    """Where a run that ended can continue, for a message."""
-    step = newest_step(RunLayout(run_dir))
-    return f"last checkpoint: step {step}" if step >= 0 else "no checkpoint was saved"
-
-
-def newest_step(layout: RunLayout) -> int:
-    """Step of the newest checkpoint that looks whole; -1 without one, or where none can be read."""
-    try:
-        found = list_checkpoints(layout.checkpoints)
-    except (OSError, UserError):
-        return -1
-    return next((info.step for info in found if info.fault is None), -1)
-
-
 def _run_once(launch: Launch, signals: StopSignals, asked: StopAsked, grace_seconds: float) -> End:
     """Start the launcher, wait for its end, and leave nothing behind."""
     run_dir, target = launch.config.run_dir, launch.target
-    told_before = read_outcome(RunLayout(run_dir).control)
-    record = new_record(run_dir, target.remote_hosts, target.ssh_port)
-    if target.node_rank is not None:
-        # Hosts that can't ask each other find the same name for the launch by themselves.
-        meeting = f"{target.master_address}.{target.master_port}"
-        launch_id = f"sgt.{meeting}.{os.environ.get('SLURM_JOB_ID', '0')}".replace(":", "-")
-        record = replace(record, run_id=node_run_id(launch_id, target.node_rank))
+    control = RunLayout(run_dir).control
+    told_before = read_outcome(control)
+
+    def told_now() -> Outcome | None:
+        """What rank 0 has said of its end; not what an earlier start's did."""
+        told = read_outcome(control)
+        return None if told == told_before else told
+
+    record = _record_of(run_dir, target)
     watch = Watch(run_dir, record.run_id)
     with writing(run_dir, "run_dir"):
         if not target.node_rank:
             write_record(run_dir, record)
-        watch.begin(first_host=not target.node_rank, alone=target.node_rank is None)
+        watch.begin(target.node_rank)
     _say(f"starting {_ranks_words(target)}; their logs are in {RunLayout(run_dir).logs}")
     child = _start(launch, record, watch)
-    forced = ""
+    forced: End | None = None
     try:
-        forced, status = _wait(child, watch, signals, asked, grace_seconds)
-        if not forced:
+        forced = _wait(child, watch, signals, asked, grace_seconds, told_now)
+        if forced is None:
             # The launcher may have died before its ranks: those are orphans then.
             _await_ranks(record, signals)
         orphans = len(processes_of(record.run_id))
-        # Who still lives would count among the dead. Ranks of other hosts' launches may: a rank
-        # that ends well may wait for its scrapers.
-        status_signal = _signal_told(target, child.returncode)
-        deaths = "" if orphans else watch.deaths(status_signal)
-        fell = not orphans and bool(watch.deaths(status_signal, among=target.own_ranks))
+        # Who still lives would count among the dead.
+        deaths = Deaths() if orphans else deaths_of(watch, target, child.returncode)
     finally:
-        left = end_everywhere(record, hurried=bool(forced))
+        left = end_everywhere(record, hurried=forced is not None)
         # The launcher carries the id too; reap it.
         child.wait()
     for fault in left:
         _say(f"could not confirm that all processes ended: {fault}")
-    if forced:
-        return End(status, f"{forced}; {last_checkpoint(run_dir)}")
+    if forced is not None:
+        if forced.status:
+            forced = forced._replace(reason=f"{forced.reason}; {last_checkpoint(run_dir)}")
+        return forced
     stopping = bool(signals.count) or asked.is_set()
-    told = read_outcome(RunLayout(run_dir).control)
-    if told == told_before:  # of an earlier start
-        told = None
-    return _judge(launch, child.returncode, orphans, deaths, told, fell=fell, stopping=stopping)
+    return judge(launch.config, child.returncode, orphans, deaths, told_now(), stopping=stopping)
+
+
+def _record_of(run_dir: Path, target: Target) -> RunRecord:
+    """What to record of a launch that is about to begin."""
+    record = new_record(run_dir, target.remote_hosts, target.ssh_port)
+    if target.node_rank is None:
+        return record
+    # Hosts that can't ask each other find the same name for the launch by themselves.
+    meeting = f"{target.master_address}.{target.master_port}"
+    launch_id = f"sgt.{meeting}.{os.environ.get('SLURM_JOB_ID', '0')}".replace(":", "-")
+    return replace(record, run_id=node_run_id(launch_id, target.node_rank))
 
 
 def _ranks_words(target: Target) -> str:
@@ -262,17 +253,6 @@ def _ranks_words(target: Target) -> str:
         where = "this machine"
     ranks = world_size(hosts)
     return f"{ranks} rank{'s' if ranks > 1 else ''} on {where}"
-
-
-def _signal_told(target: Target, status: int | None) -> int:
-    """What ended the first rank by mpirun's exit status; 0 where it doesn't tell.
-
-    Under the other launchers `node` writes it down, with the rank.
-    """
-    number = (status or 0) - 128
-    # Ranks that were asked to end exit so themselves.
-    told = 0 < number < signal.NSIG and number not in (signal.SIGINT, signal.SIGTERM)
-    return number if target.launcher == "openmpi" and told else 0
 
 
 def _start(launch: Launch, record: RunRecord, watch: Watch) -> subprocess.Popen[bytes]:
@@ -314,9 +294,14 @@ def _wait(
     signals: StopSignals,
     asked: StopAsked,
     grace_seconds: float,
-) -> tuple[str, int]:
-    """Wait until the launcher has ended. Returns why it must be killed, or '', and a status."""
+    told: Callable[[], Outcome | None],
+) -> End | None:
+    """Wait until the launcher has ended: None. Else how the launch ends, whose processes still live.
+
+    `told`: the end that rank 0 has written down, if it has.
+    """
     asked_at: float | None = None
+    # Signals that come together count as one: `timeout`, for one, sends two.
     seen, untold = signals.count, True
     while child.poll() is None:
         time.sleep(POLL_SECONDS)
@@ -328,15 +313,20 @@ def _wait(
             )
         if asked_at is not None:
             untold = untold and not _is_told(asked)
-            if signals.count > max(seen, 1):
+            over = time.monotonic() - asked_at > grace_seconds
+            hurried = signals.count > max(seen, 1)
+            # Saved, all ranks: they only wait for their scrapers.
+            if (over or hurried) and (end := told()) is not None and end.status == 0:
+                return End(0, end.reason, end.data_end_step)
+            if hurried:
                 why = "killed at once, as requested; unsaved progress is lost"
-                return why, 128 + signals.number
-            if time.monotonic() - asked_at > grace_seconds:
+                return End(128 + signals.number, why)
+            if over:
                 why = f"did not stop within {grace_seconds:.0f} s and was killed"
-                return why, 128 + (signals.number or signal.SIGTERM)
+                return End(128 + (signals.number or signal.SIGTERM), why)
         if hang := watch.hang():
-            return hang, 1
-    return "", 0
+            return End(1, hang)
+    return None
 
 
 def _is_told(asked: StopAsked) -> bool:
@@ -353,46 +343,6 @@ def _await_ranks(record: RunRecord, signals: StopSignals, seconds: float = 5.0) 
     deadline = time.monotonic() + seconds
     while processes_of(record.run_id) and time.monotonic() < deadline and signals.count < 2:
         time.sleep(POLL_SECONDS)
-
-
-def _judge(
-    launch: Launch,
-    returncode: int,
-    orphans: int,
-    deaths: str,
-    told: Outcome | None,
-    *,
-    fell: bool,
-    stopping: bool,
-) -> End:
-    """How a launch ended that ended by itself. `deaths`: which ranks fell, if any, on any host.
-
-    `told`: the end that rank 0 wrote down: of a run whose data ended before its last step.
-    `fell`: whether one of this launch's own ranks did.
-    """
-    run_dir, steps = launch.config.run_dir, launch.config.training.steps
-    step = max(newest_step(RunLayout(run_dir)), 0)
-    data_end_step = None if told is None else told.data_end_step
-    is_complete = step >= steps or data_end_step is not None
-    if returncode == BAD_INPUT:
-        failed = f"the run failed with status {returncode}; {last_checkpoint(run_dir)}"
-        return End(BAD_INPUT, failed)
-    if returncode or orphans or (fell and not is_complete):
-        cause = "it" if not returncode else f"it exited with status {returncode}"
-        if returncode < 0:
-            cause = f"its launcher was {heartbeats.killed_by(-returncode)}"
-        elif orphans and not returncode:
-            cause = "its launcher exited before its ranks"
-        return End(1, f"the run failed: {deaths or cause}; {last_checkpoint(run_dir)}")
-    if told is not None and data_end_step is not None:
-        return End(0, told.reason, data_end_step)
-    if stopping:
-        saved = f"saved at step {step} of {steps}" if step else "no update was saved"
-        return End(0, f"stopped as requested; {saved}")
-    if not is_complete:
-        # DeepSpeed's launcher returns 0 where a part of it was killed.
-        return End(1, f"the run ended at step {step} of {steps} without being asked to stop")
-    return End(0, f"complete at step {step}")
 
 
 def _prepare_again(prepare: Prepare, overrides: Sequence[str], before: Launch) -> Launch:

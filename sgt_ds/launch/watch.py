@@ -38,17 +38,19 @@ class Watch:
         """Where the launch's ranks, and what starts them, leave their signs."""
         return self._folder
 
-    def begin(self, *, first_host: bool, alone: bool) -> None:
-        """A launch begins. `first_host`: what earlier launches left is no longer needed.
+    def begin(self, node_rank: int | None = None) -> None:
+        """A launch begins. `node_rank`: this host's place where each has a launch of its own.
 
-        `alone`: no other host has a launch of its own, and ranks may rely on this process.
+        The first one takes away what earlier launches left. Ranks watch the process of a launch
+        that is the only one.
         """
-        if first_host:
+        if not node_rank:
             for old in self._folder.parent.glob("*"):
                 if old != self._folder:
                     shutil.rmtree(old, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         # What is older is of an earlier launch under the same name.
+        alone = node_rank is None
         write = heartbeats.write_supervisor if alone else heartbeats.renew_supervisor
         self._began = write(self._folder)
 

@@ -8,7 +8,13 @@ from sgt_ds.telemetry.exporter import Exporter
 from sgt_ds.telemetry.hardware import HardwareSampler
 from sgt_ds.telemetry.metric import OWN_PARTS, STEP_PARTS, Metric
 from sgt_ds.telemetry.metrics import METRICS
-from sgt_ds.telemetry.outcome import Outcome, read_outcome, remove_outcome, write_outcome
+from sgt_ds.telemetry.outcome import (
+    Outcome,
+    read_outcome,
+    remove_outcome,
+    stopped_as_requested,
+    write_outcome,
+)
 from sgt_ds.telemetry.peaks import peak_flops
 from sgt_ds.telemetry.record import StepRecord, Totals
 from sgt_ds.telemetry.server import TIMEOUT_HEADER
@@ -41,6 +47,7 @@ __all__ = [
     "read_outcome",
     "read_password",
     "remove_outcome",
+    "stopped_as_requested",
     "targets",
     "tensorboard",
     "wandb",

@@ -47,6 +47,12 @@ def read_outcome(control: Path) -> Outcome | None:
         return None
 
 
+def stopped_as_requested(step: int, steps: int) -> str:
+    """The reason of a run that was asked to stop, saved at `step`."""
+    saved = f"saved at step {step} of {steps}" if step else "no update was saved"
+    return f"stopped as requested; {saved}"
+
+
 def remove_outcome(control: Path) -> None:
     """The run continues. Raises: OSError."""
     (control / _NAME).unlink(missing_ok=True)

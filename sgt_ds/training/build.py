@@ -42,7 +42,7 @@ from sgt_ds.growth import (
     settled_growth,
 )
 from sgt_ds.model import Transformer, float8_fault
-from sgt_ds.telemetry import peak_flops, write_outcome
+from sgt_ds.telemetry import peak_flops, stopped_as_requested, write_outcome
 from sgt_ds.training.capacity import say_what_memory_lacks
 from sgt_ds.training.compile_ahead import CompileAhead, memory_for
 from sgt_ds.training.compile_kinds import Work, kinds_of
@@ -104,13 +104,13 @@ def run(
             if ranks.is_main:
                 note_start(config, ranks, trainer.clock.step, reached, load_seconds)
             end = trainer.train()
-            if _have_data_ended(config, end, trainer):
-                # Before any rank ends: closing waits for scrapers, and hosts whose ranks have none
-                # judge the run meanwhile.
-                ranks.on_main(lambda: _note_data_end(config, trainer))
+            # Before any rank ends: closing waits for scrapers, and supervisors, of other hosts too,
+            # judge the run meanwhile.
+            ranks.on_main(lambda: _note_success(config, end, trainer))
         finally:
             trainer.close()
         if ranks.is_main and not supervised:
+            # Again: what is older than logs that closing wrote to counts as an earlier start's end.
             _note_success(config, end, trainer)
 
 
@@ -126,7 +126,7 @@ def _set_up_logging(config: RunConfig, ranks: Ranks) -> None:
 
 @contextmanager
 def _noted_failure(config: RunConfig) -> Iterator[None]:
-    """Bad input leaves the record of an earlier end as it is: nothing was trained."""
+    """Note how the block fails as the run's end; not for bad input, with which nothing was trained."""
     try:
         yield
     except UserError:
@@ -141,28 +141,18 @@ def _noted_failure(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _have_data_ended(
-    config: RunConfig, end: Literal["completed", "stopped"], trainer: Trainer
-) -> bool:
-    """Whether the run is complete before its last step."""
-    return end == "completed" and trainer.clock.step < config.training.steps
-
-
-def _note_data_end(config: RunConfig, trainer: Trainer) -> None:
-    step, steps, source = trainer.clock.step, config.training.steps, trainer.loader.exhausted_source
-    reason = f"complete at step {step} of {steps}: {source} is exhausted (data.exhausted: stop)"
-    _note_end(config, 0, reason, data_end_step=step)
-
-
 def _note_success(
     config: RunConfig, end: Literal["completed", "stopped"], trainer: Trainer
 ) -> None:
     step, steps = trainer.clock.step, config.training.steps
-    if _have_data_ended(config, end, trainer):
-        _note_data_end(config, trainer)  # again: it is older than files that closing wrote to
+    if end == "stopped":
+        _note_end(config, 0, stopped_as_requested(step, steps))
+    elif step == steps:
+        _note_end(config, 0, f"complete at step {step}")
     else:
-        stopped = f"stopped as requested; saved at step {step} of {steps}"
-        _note_end(config, 0, f"complete at step {step}" if end == "completed" else stopped)
+        source = trainer.loader.exhausted_source
+        reason = f"complete at step {step} of {steps}: {source} is exhausted (data.exhausted: stop)"
+        _note_end(config, 0, reason, data_end_step=step)
 
 
 def _note_end(

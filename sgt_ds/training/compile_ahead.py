@@ -80,8 +80,8 @@ class CompileAhead:
                 self._start(self._work)
 
     def close(self) -> None:
-        """End the process; what it has compiled stays."""
-        self._end("the run ends")
+        """End the process, with the compilers that it has started; what it has compiled stays."""
+        self._end("the run ends", _COMPILER_SECONDS)
 
     def _end(self, why: str, compiler_seconds: float = 0.0) -> None:
         if (process := self._process) is None:

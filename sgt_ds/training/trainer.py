@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from sgt_ds.config import RunConfig
 from sgt_ds.data import Loader
 from sgt_ds.errors import StateMismatch
 from sgt_ds.flops import FlopsCounter
-from sgt_ds.growth import Decision, GrowthController
+from sgt_ds.growth import Decision, GrowthController, Passes
 from sgt_ds.model import LoopInputs, loop_inputs
 from sgt_ds.telemetry import Exporter, StepRecord, Totals
 from sgt_ds.training.compile_ahead import CompileAhead
@@ -185,10 +185,7 @@ class Trainer:
         self.heartbeat.update(
             clock.step, (measure, *((at, run.kind) for at, run in passes.items()))
         )
-        if self.ahead is not None:
-            self.heartbeat.enter("compile_ahead")  # compilers that it ends are waited for
-            grows = self.growth.phase(clock.step) != "fixed"
-            self.ahead.proceed(passes, measured=measure, grows=grows)
+        self._announce(passes, measured=measure)
         rate = learning_rate(clock.step, training.steps, self.config.optimizer)
         set_learning_rate(self.engine.optimizer.param_groups, rate)
 
@@ -348,6 +345,7 @@ class Trainer:
             self.heartbeat.enter("agreement")
             compare_ranks(self.engine.module, step, self.ranks)
         if validates and self.validation is not None:
+            self._announce(self.growth.passes(step), measured=True)
             with self.parts.host("validation"):
                 validation_loss = self._validate(self.validation)
         evaluation = self.evaluation if last or step % self.config.evaluation.every == 0 else None
@@ -359,6 +357,13 @@ class Trainer:
         if validates or evaluation is not None or saves:
             self._throughput.skip(self.clock.tokens)
             self._publish_rank()
+
+    def _announce(self, passes: Mapping[int, Passes], *, measured: bool) -> None:
+        """Tell what compiles ahead which kinds of block come next: it may be at one of them."""
+        if self.ahead is not None:
+            self.heartbeat.enter("compile_ahead")  # compilers that it ends are waited for
+            grows = self.growth.phase(self.clock.step) != "fixed"
+            self.ahead.proceed(passes, measured=measured, grows=grows)
 
     def _validate(self, validation: ValidationLoss) -> float:
         if self._validated[0] != self.clock.step:
