@@ -232,6 +232,72 @@ def test_training_waits_for_a_kind_that_the_process_is_still_at(
     assert len(caplog.records) == 1
 
 
+def test_a_run_ends_before_the_compilers_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor would take them for ranks that outlive their launcher."""
+    compiler = tmp_path / "compiler.pid"
+    compiling = tmp_path / "compiling"
+    compiling.write_text(f"#!/bin/sh\nsleep 2 &\necho $! > {compiler}\nwait\n")
+    compiling.chmod(0o755)
+    monkeypatch.setattr(compile_ahead.sys, "executable", str(compiling))
+    ahead = CompileAhead(WORK, 0)
+    for _ in range(2):
+        ahead.proceed({}, measured=True, grows=True)
+    wait_until(lambda: compiler.exists() and compiler.read_text().strip(), 20)
+    pid = int(compiler.read_text())
+    assert Path(f"/proc/{pid}").exists()
+    ahead.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+VALIDATE = """
+import sys
+from sgt_ds import train
+from sgt_ds.model import Transformer
+from sgt_ds.training.compile_ahead import CompileAhead
+from sgt_ds.training.compile_kinds import kinds_of
+
+told, ran = set(), []
+proceed, forward = CompileAhead.proceed, Transformer.forward
+
+def noted(self, passes, *, measured, grows):
+    told.update(kind.graph for kind in kinds_of([passes], [measured]))
+    proceed(self, passes, measured=measured, grows=False)
+
+def checked(self, *tensors, loops=None, measure=False, **options):
+    for run in (loops or {}).values():
+        heads = None if run.heads is None else len(run.heads)
+        graph = (run.depth, run.scope, heads, run.scale is not None), measure
+        ran.append((graph, graph in told))
+    self.compile_blocks = False  # when which kind comes is the same
+    return forward(self, *tensors, loops=loops, measure=measure, **options)
+
+CompileAhead.proceed, Transformer.forward = noted, checked
+status = train.main([sys.argv[1]])
+print(len({graph for graph, _ in ran}), {graph for graph, known in ran if not known})
+sys.exit(status)
+"""
+
+
+def test_a_validation_runs_a_kind_before_the_process_beside_it_is_told(tmp_path: Path) -> None:
+    run = runs.write_run(
+        tmp_path / "run.yaml",
+        runs.write_data(tmp_path / "data"),
+        growth={**GROWTH, "t_start": 4, "interval": 4},
+        training={"compile": True, "compile_ahead": True, "steps": 14, "validate_every": 4},
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", VALIDATE, str(run)],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "3 set()"
+
+
 def test_a_process_is_started_where_nothing_will_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CompileAhead, "_start", lambda self, work: pytest.fail("started"))
     ahead = CompileAhead(WORK, 0)

@@ -79,7 +79,6 @@ class Loader:
                     f"{source.weight:g} is less than one sequence in {PERIOD}; raise it or leave "
                     "the source out",
                 )
-        self._weights = [source.weight for source in sources]
         self.last_batches = self._whole_batches() if exhausted == "stop" else None
         """Global batches until the first source is exhausted; None where sources repeat."""
         self._is_remote = any(token_set.is_remote for token_set in self.token_sets)
