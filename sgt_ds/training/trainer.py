@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from sgt_ds.config import RunConfig
 from sgt_ds.data import Loader
@@ -17,12 +16,13 @@ from sgt_ds.errors import StateMismatch
 from sgt_ds.flops import FlopsCounter
 from sgt_ds.growth import Decision, GrowthController, Passes
 from sgt_ds.model import LoopInputs, loop_inputs
-from sgt_ds.telemetry import Exporter, StepRecord, Totals
+from sgt_ds.telemetry import Exporter
 from sgt_ds.training.compile_ahead import CompileAhead
 from sgt_ds.training.compiling import CompileCache
 from sgt_ds.training.engine import Ranks, set_learning_rate
 from sgt_ds.training.evaluation import Evaluation
 from sgt_ds.training.faults import Requests, SkippedSteps
+from sgt_ds.training.figures import AppliedUpdate, Clock, Figures
 from sgt_ds.training.heartbeat import Heartbeat
 from sgt_ds.training.integrity import compare_ranks
 from sgt_ds.training.parts import StepParts
@@ -41,27 +41,6 @@ log = logging.getLogger(__name__)
 # minute after a stop, which has to end within a grace; after a failure alerts fire anyway, and the
 # other ranks wait.
 LAST_SCRAPE_SECONDS = {"completed": 65.0, "stopped": 35.0, "failed": 5.0}
-
-
-@dataclass
-class Clock:
-    """How far a run has come. `step` counts applied updates only: it is the growth clock.
-
-    `tokens`: of all consumed batches, skipped ones too.
-    """
-
-    step: int = 0
-    tokens: int = 0
-
-
-class _Update(NamedTuple):
-    """What an applied update leaves for its report."""
-
-    totals: StepTotals
-    rate: float
-    seconds: float
-    grad_norm: Any
-    """A float or a tensor of the device, which need not have it yet; None where unknown."""
 
 
 class Trainer:
@@ -107,16 +86,24 @@ class Trainer:
         self.requests = requests
         self.validation = validation
         self.evaluation = evaluation
-        self.peak_flops = peak_flops
-        self.planned_overhead = planned_overhead
         self.parts = parts
         self.heartbeat = heartbeat
         self.compiled = compiled
         self.ahead = ahead
         self.clock = Clock()
         self.skips = SkippedSteps(config.training.max_skipped_steps)
+        self._figures = Figures(
+            self.clock,
+            loader=loader,
+            growth=growth,
+            flops=flops,
+            parts=parts,
+            skips=self.skips,
+            peak_flops=None if peak_flops is None else peak_flops * ranks.world_size,
+            planned_overhead=planned_overhead,
+        )
         self._throughput = Throughput()
-        self._unreported: _Update | None = None
+        self._unreported: AppliedUpdate | None = None
         """The newest update, until it is in the log."""
         self._validated, self._evaluated = (-1, 0.0), -1
         """The step of the newest validation with its loss, and that of the newest evaluation."""
@@ -228,12 +215,12 @@ class Trainer:
                 clock.step,
                 seconds,
                 self.loader.wait_seconds,
-                part_seconds=self._part_seconds(),
+                part_seconds=self._figures.part_seconds(),
                 collective_seconds=self.growth.collective_seconds,
             )
             self._publish_totals()
         grad_norm = self.engine.get_global_grad_norm()
-        self._unreported = _Update(totals, rate, seconds, grad_norm)
+        self._unreported = AppliedUpdate(totals, rate, seconds, grad_norm)
         if clock.step % training.log_every == 0 or self._updates_left() <= 0:
             self._report_step(self._unreported)
         return True
@@ -294,7 +281,7 @@ class Trainer:
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Go on from where a checkpoint was taken. `values`: its state, with `step`."""
-        self.clock = Clock(values["step"], values["tokens"])
+        self.clock.step, self.clock.tokens = values["step"], values["tokens"]
         self.skips.total = values["skipped_steps"]
         self.loader.seek(values["batches"])
         self.flops.load_state_dict(values["flops"])
@@ -391,25 +378,15 @@ class Trainer:
         if self.telemetry is not None:
             self.parts.read_passed()
             self.telemetry.publish_rank(
-                part_seconds=self._part_seconds(),
+                part_seconds=self._figures.part_seconds(),
                 collective_seconds=self.growth.collective_seconds,
                 device_memory=self.parts.device_memory(),
             )
 
-    def _part_seconds(self) -> dict[str, float]:
-        return {**self.parts.seconds(), "data": self.loader.wait_seconds}
-
     def _publish_totals(self) -> None:
         """What the run has spent: at every update, since a logged one may be minutes away."""
         if self.telemetry is not None and self.ranks.is_main:
-            totals = Totals(
-                tokens=self.clock.tokens,
-                flops=self.flops.total,
-                vanilla_flops=self.flops.vanilla,
-                not_finite=self.growth.not_finite,
-                source_tokens=self.loader.source_tokens,
-            )
-            self.telemetry.publish_totals(totals)
+            self.telemetry.publish_totals(self._figures.totals())
 
     def _end_with_the_data(self, *, skipped: bool) -> None:
         """Collective. `skipped`: the update of the last batch, so the one before it was the last."""
@@ -443,7 +420,7 @@ class Trainer:
         with self.parts.host("checkpoint"):  # the newest one is read whole before the run ends
             self.skips.skipped(self.clock.step, self.checkpoints.newest)
 
-    def _report_step(self, update: _Update) -> None:
+    def _report_step(self, update: AppliedUpdate) -> None:
         """Log, metrics row and run-wide series. Waits for all that the device has to do.
 
         Otherwise an update waits for the verdict on its gradients, and where growth decides.
@@ -457,36 +434,6 @@ class Trainer:
         self._publish_rank()
         speed = self._throughput.tokens_per_second(self.clock.tokens)
         if self.ranks.is_main:
-            record = self._record(update, loss, speed)
+            record = self._figures.record(update, loss, speed)
             seconds_left = self._updates_left() * self._throughput.step_seconds(self.clock.step)
             self.reports.step(record, seconds_left)
-
-    def _record(self, update: _Update, loss: float, speed: float) -> StepRecord:
-        flops, entropy = self.flops, self.growth.entropy
-        grad_norm = update.grad_norm
-        achieved = speed * flops.per_token
-        return StepRecord(
-            step=self.clock.step,
-            tokens=self.clock.tokens,
-            loss=loss,
-            learning_rate=update.rate,
-            grad_norm=float(grad_norm) if grad_norm is not None else float("nan"),
-            step_seconds=update.seconds,
-            tokens_per_second=speed,
-            flops=flops.total,
-            vanilla_flops=flops.vanilla,
-            overhead_ratio=flops.overhead_ratio,
-            flops_per_token=flops.per_token,
-            mfu_ratio=(
-                achieved / (self.peak_flops * self.ranks.world_size) if self.peak_flops else None
-            ),
-            data_wait_seconds=self.loader.wait_seconds,
-            source_tokens=self.loader.source_tokens,
-            skipped_steps=self.skips.total,
-            phase=self.growth.phase(self.clock.step),
-            loops=self.growth.state,
-            entropy=entropy.mean if entropy is not None else None,
-            layer_stderr=entropy.layer_stderr() if entropy is not None else None,
-            not_finite=self.growth.not_finite,
-            planned_overhead_ratio=self.planned_overhead(self.clock.step),
-        )
