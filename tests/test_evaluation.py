@@ -248,6 +248,8 @@ def test_items_that_cannot_be_written_take_the_scores_along(
     command = ["eval", "tasks", str(folder), "--tasks", "sciq", "--data", str(rows), "--limit", "2"]
     nowhere = tmp_path / "link"
     nowhere.symlink_to(tmp_path / "none" / "x.jsonl")
+    earlier = tmp_path / "earlier.jsonl"
+    earlier.write_text("scores of other tasks")
     with monkeypatch.context() as early:
         early.setattr(Suite, "score", None)  # told before anything is scored
         for out, said in (
@@ -257,15 +259,18 @@ def test_items_that_cannot_be_written_take_the_scores_along(
             (str(nowhere), "is not a folder"),
             (str(tmp_path / ("x" * 250)), "cannot be written"),
             (str(tmp_path / ("x" * 300)), "cannot be written"),
+            (str(earlier), "exists already; give another --out, or remove it"),
         ):
             assert main([*command, "--out", out]) == 2
             told = capsys.readouterr()
-            assert told.err.startswith("sgt-ds: --out: ")
+            assert "--out: " in told.err
             assert said in told.err
             assert (told.out, told.err.count("\n")) == ("", 1)
+    assert earlier.read_text() == "scores of other tasks"
+    earlier.unlink()
     nowhere.unlink()
     out = tmp_path / "x.jsonl"
-    out.write_text("earlier")
+    out.touch()
 
     def full(path: Path, results: object) -> None:
         raise OSError(28, "No space left on device")
@@ -279,7 +284,7 @@ def test_items_that_cannot_be_written_take_the_scores_along(
     line = told.err.splitlines()[-1]
     assert line.startswith(f"sgt-ds: --out: {out} cannot be written (No space left on device); ")
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
-    assert out.read_text() == "earlier"
+    assert out.read_text() == ""
     nowhere.symlink_to(out)
     assert main([*command, "--out", str(nowhere)]) == 0
     assert len(out.read_text().splitlines()) == 2
