@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 from c4_files import row, texts_of, write_c4, write_tokenizer
 
 from sgt_ds.cli import main
@@ -40,7 +41,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(corpus: Path, out: Path, *more: str) -> list[str]:
     tokenizer = str(corpus / "tokenizer.json")
-    return [str(corpus / "c4.*"), "--tokenizer", tokenizer, "--out", str(out), *more]
+    options = runs.with_defaults(["--tokenizer", tokenizer, "--out", str(out)], *more)
+    return [str(corpus / "c4.*"), *options]
 
 
 def prepare(corpus: Path, out: Path, *more: str) -> int:
