@@ -344,7 +344,7 @@ def test_time_and_cost_from_the_users_figures() -> None:
             "--world-size 3",
             "--world-size: 3 ranks do not divide the 1024 sequences of an update; give 2 or 4",
         ),
-        ("--loops 3", "command line: --loops: does nothing under method sgt; leave it out, or use"),
+        ("--loops 3", "command line: --loops: does nothing under method sgt; leave it out, or"),
         ("--method vanilla --k-max 2", "--k-max: does nothing under method vanilla; leave it"),
         ("--mfu 0.4", "--peak-tflops: is missing"),
         ("--mfu 40 --peak-tflops 1", "--mfu: '40' is not a number above 0, at most 1"),

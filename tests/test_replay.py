@@ -124,7 +124,10 @@ BAD_USE = {
     "excluded layer that is none": (["--exclude-layers", "9"], "--exclude-layers: layer 9"),
     "average of the past alone": (["--ema", "1"], "--entropy-ema: "),
     "unknown method": (["--method", "stg"], "--method: 'stg' is unknown; did you mean 'sgt'"),
-    "no use": (["--loops", "3"], "--loops: does nothing under method sgt; leave it out, or use b"),
+    "no use": (
+        ["--loops", "3"],
+        "--loops: does nothing under method sgt; leave it out, or use it with b",
+    ),
     "no growth": (["--method", "vanilla"], "--heads: does nothing under method vanilla; "),
     "no number": (["--interval", "often"], "argument --interval: 'often' is not a whole number"),
 }

@@ -79,8 +79,8 @@ def unused_key(method: str, given: Iterable[str]) -> tuple[str, str] | None:
     """
     for key in given:
         if key in _UNUSED.get(method, ()):
-            users = " or ".join(name for name, unused in _UNUSED.items() if key not in unused)
-            return key, f"does nothing under method {method}; leave it out, or use {users}"
+            users = ", ".join(name for name, unused in _UNUSED.items() if key not in unused)
+            return key, f"does nothing under method {method}; leave it out, or use it with {users}"
     return None
 
 
