@@ -29,6 +29,12 @@ ROOT = Path(__file__).parent.parent
 CPU_FP32 = ROOT / "ds_configs" / "zero2_fp32_cpu.json"
 
 
+def with_defaults(defaults: Sequence[str], *given: str) -> list[str]:
+    """Options and their values as `given`, behind those of `defaults` that it does not give."""
+    pairs = zip(defaults[::2], defaults[1::2], strict=True)
+    return [*(word for pair in pairs if pair[0] not in given for word in pair), *given]
+
+
 def markov_text(tokens: int, seed: int) -> npt.NDArray[np.int64]:
     """A chain in which each id is followed by one of four: ln 4 nats are left to a good model."""
     followers = np.random.default_rng(0).integers(0, VOCABULARY, (VOCABULARY, 4))

@@ -513,6 +513,48 @@ def test_a_mistyped_word_is_told_without_the_one_that_was_meant(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["eval", "tasks", "x", "--tasks", "sciq", "--tasks", "mmlu"], "--tasks: is given twice; "),
+        (["convert", "x", "--out", "a", "--out=b"], "--out: is given twice; give it once"),
+        (["report", "x", "-o", "a", "--out", "b"], "-o/--out: is given twice; give it once"),
+        (["plan", "--compile", "--no-compile"], "--compile/--no-compile: is given twice; "),
+        (
+            ["growth", "replay", "x", "--ema", "0", "--entropy-ema", "0.5"],
+            "--entropy-ema: sets the same as --ema; give one of them",
+        ),
+        (["config", "x", "seed=1", "seed=2"], "override seed: is given twice; give it once"),
+        (["plan", "x", "seed=1", "--steps", "9", "seed=2"], "override seed: is given twice; "),
+        (
+            ["config", "x", "growth.k_max=2", "growth={layers: 2}"],
+            "override growth: replaces growth.k_max, given before; give one of them",
+        ),
+        (
+            ["train", "x", "deepspeed=a.json", "--deepspeed_config", "b.json"],
+            "--deepspeed_config: conflicts with deepspeed=a.json, which sets the same key; ",
+        ),
+    ],
+)
+def test_of_what_is_given_twice_only_the_last_counts(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    told = capsys.readouterr().err
+    assert (status, told.count("\n")) == (2, 1)
+    assert said in told
+
+
+def test_what_loses_nothing_is_refused_as_given_twice(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", str(run_file), "--json", "--json", "growth={}", "growth.heads=1"]) == 0
+    assert json.loads(capsys.readouterr().out)["growth"]["heads"] == 1
+
+
+@pytest.mark.parametrize(
     ("variables", "said"),
     [
         ({"RANK": "x"}, "RANK: 'x' is not a whole number of 0 or more"),

@@ -91,7 +91,9 @@ def check(source: Path, name: str, reason: str, place: str, kept: list[str], cap
     assert not (out / "manifest.json").exists()
     finished = (out / "00000-000.tokens").stat()
     assert prepare(source, "--on-error", "skip", "--json") == 2, "1 of 600 is above 0.001"
-    assert "above --max-bad-fraction 0.001" in capsys.readouterr().err.splitlines()[-1]
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "above --max-bad-fraction 0.001" in told
+    assert " is the first of 1 fault, with " in told
     assert prepare(source, "--on-error", "skip", "--max-bad-fraction", "0.01", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["skipped"] == {reason: 1}

@@ -268,6 +268,26 @@ def test_a_prompt_says_the_same_in_a_batch_and_alone(export: Path) -> None:
     assert [c.prompt_tokens for c in together] == [1, 11, 1, 19]
 
 
+def test_the_default_takes_a_short_model_beyond_its_positions_with_half_a_sentence(
+    export: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text_generator = TextGenerator(export)
+    prompts = ["a", "ab" * 40, "b" * 95]  # of 96 positions
+    together = list(text_generator.complete(prompts, Sampling(), batch_size=3))
+    assert [(each.prompt_tokens, each.tokens) for each in together[1:]] == [(80, 16), (95, 1)]
+    alone = list(text_generator.complete(prompts, Sampling(), batch_size=1))
+    assert [each.text for each in alone] == [each.text for each in together]
+    assert text_generator.warnings(prompts, Sampling()) == []
+    command = ["generate", str(export), "--prompt", "a", "--prompt", "b" * 90]
+    assert main([*command, "--max-new-tokens", "7"]) == 0
+    said = "sgt-ds generate: warning: prompt '" + "b" * 39 + "…' of 90 tokens: "
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{said}--max-new-tokens 7 exceeds the 96 positions that the model was")
+    assert line.endswith("; give 6 or less")
+    assert main([*command, "--prompt", "b" * 96]) == 0
+    assert "' of 96 tokens: fills the 96 positions" in capsys.readouterr().err
+
+
 def test_a_row_that_stopped_counts_what_fills_it_up_to_the_longest(export: Path) -> None:
     text_generator = TextGenerator(export)
     # A token of its own to pad with, unlike the end of a text.

@@ -238,8 +238,11 @@ def test_a_start_of_another_shape_is_one_line(tmp_path: Path) -> None:
 
 
 def test_init_at_something_else_is_not_told_from_a_damaged_start(tmp_path: Path) -> None:
+    (tmp_path / "loops").mkdir()
+    (tmp_path / "loops" / "config.json").write_text('{"model_type": "sgt"}')
     for name, made, told in (
         ("export", "export/model.safetensors", "is a transformers model"),
+        ("loops", "loops/model.safetensors", "export with loops, .*; name .* as `fork`"),
         ("run", "run/checkpoints/step-00000002", "name one of them as `fork`"),
         ("other", "other/notes", "give a folder written by `sgt-ds import`"),
         ("nowhere", "elsewhere", "is not a folder"),

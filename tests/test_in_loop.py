@@ -109,7 +109,7 @@ def test_a_run_that_is_scored_trains_otherwise_or_ranks_find_other_scores(
     )
     arc = [item for item in results if item.task == "arc_easy"]
     for model in (of_scored, tmp_path / "export"):
-        out = tmp_path / "items.jsonl"
+        out = tmp_path / f"{model.name}.jsonl"
         command = ["eval", "tasks", str(model), "--tasks", "arc_easy", "--limit", "20"]
         assert main([*command, "--data", str(data / "arc.jsonl"), "--out", str(out)]) == 0
         for ours, theirs in zip(arc, read_items(out), strict=True):

@@ -97,8 +97,13 @@ def test_plan_that_counts_other_updates_than_training_does(
 ) -> None:
     """Summed update by update, as the trainer does it: decide at t, act from update t + 1 on."""
     model = PRESETS["tiny"]
-    flags = (*TINY, *WINDOWS, "--method", method, "--entry", entry, "--stages", "3,1")
-    document = planned(*flags, "--layers", str(count), "--k-max", str(k_max))
+    given = {
+        "sgt": (*WINDOWS[:4], "--k-max", str(k_max), "--entry", entry),
+        "high_entropy_loop": (*WINDOWS[:4], "--stages", "3,1", "--entry", entry),
+        "block_loop": (),
+    }
+    size = ("--method", method, "--layers", str(count))
+    document = planned(*TINY, *size, *given[method])
     layers: Any = count if method == "sgt" else [1, 2]
     growth = GrowthConfig(
         k_max=k_max, layers=layers, heads=2, t_start=20, interval=10, entry=entry, stages=[3, 1]
@@ -151,7 +156,7 @@ def test_schedules_in_another_order_than_their_names_say() -> None:
 def test_schedule_that_cannot_finish_without_a_warning(
     flags: tuple[str, ...], told: str | None
 ) -> None:
-    warnings = planned(*TINY, *WINDOWS, *flags)["warnings"]
+    warnings = planned(*runs.with_defaults((*TINY, *WINDOWS), *flags))["warnings"]
     assert [told in warning for warning in warnings] == ([] if told is None else [True])
 
 
@@ -237,7 +242,7 @@ def test_run_configuration_whose_values_the_plan_ignores(tmp_path: Path) -> None
     process = run_plan(str(run), "--world-size", "2", "--json", "training.steps=90")
     assert process.returncode == 0, process.stderr
     document = json.loads(process.stdout)
-    expected = planned(*TINY, *WINDOWS, "--steps", "90")
+    expected = planned(*runs.with_defaults((*TINY, *WINDOWS), "--steps", "90"))
     assert document["total_flops"] == expected["total_flops"]
     assert document["layout"] | {"reduce_bucket_size": 0} == {
         "world_size": 2,
@@ -335,7 +340,12 @@ def test_time_and_cost_from_the_users_figures() -> None:
         ("--method sgd", "--method: 'sgd' is unknown"),
         ("--layers 16", "--layers: 16 exceeds the 15 eligible layers"),
         ("--method block_loop --layers 3,3", "--layers: a layer is listed twice"),
-        ("--world-size 3", "--world-size: 3 ranks do not divide"),
+        (
+            "--world-size 3",
+            "--world-size: 3 ranks do not divide the 1024 sequences of an update; give 2 or 4",
+        ),
+        ("--loops 3", "command line: --loops: does nothing under method sgt; leave it out, or"),
+        ("--method vanilla --k-max 2", "--k-max: does nothing under method vanilla; leave it"),
         ("--mfu 0.4", "--peak-tflops: is missing"),
         ("--mfu 40 --peak-tflops 1", "--mfu: '40' is not a number above 0, at most 1"),
         ("--interval 0", "--interval: '0' is not a whole number from 1"),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 from c4_files import row, texts_of, write_c4, write_tokenizer
 
 from sgt_ds.cli import main
@@ -40,7 +41,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(corpus: Path, out: Path, *more: str) -> list[str]:
     tokenizer = str(corpus / "tokenizer.json")
-    return [str(corpus / "c4.*"), "--tokenizer", tokenizer, "--out", str(out), *more]
+    options = runs.with_defaults(["--tokenizer", tokenizer, "--out", str(out)], *more)
+    return [str(corpus / "c4.*"), *options]
 
 
 def prepare(corpus: Path, out: Path, *more: str) -> int:
@@ -280,6 +282,30 @@ def test_skipping_counts_lists_and_has_a_limit(
     assert verify(out) == []
 
 
+def test_an_interruption_does_not_say_that_the_same_command_continues(
+    corpus: Path, tmp_path: Path
+) -> None:
+    command = [*COMMAND, *arguments(corpus, tmp_path / "out", "--workers", "2")]
+    # As at a terminal: to the whole group, and none of it may ignore it.
+    process = subprocess.Popen(
+        ["env", "--default-signal=INT", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while not list((tmp_path / "out").glob("*.tokens")):
+            assert process.poll() is None
+            time.sleep(0.001)
+        os.killpg(process.pid, signal.SIGINT)
+        told = process.communicate(timeout=60)[1].splitlines()[-1]
+    finally:
+        process.kill()
+    kept = "finished files are kept, and the same command continues"
+    assert (process.returncode, told) == (130, f"sgt-ds: interrupted; {kept}")
+    assert prepare(corpus, tmp_path / "out") == 0
+
+
 def test_no_space_left_is_told_and_finished_files_stay(corpus: Path, tmp_path: Path) -> None:
     """The kernel refuses to let a file grow: for the program the same as a full disk."""
 
@@ -356,7 +382,9 @@ def test_a_refused_start_that_prepared_nothing_blocks_the_right_one(
     assert main(["data", "verify", str(out)]) == 0
     assert list(val.iterdir()) == []
     assert main(["data", "prepare", *two, "--tokenizer", tokenizer, *rest]) == 2
-    assert "holds a set prepared with different inputs" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "holds a set prepared with different inputs" in told
+    assert told.endswith("; use the same, give another --out, or remove it\n")
 
 
 @pytest.mark.parametrize("damage", [_delete, _cut, _flip])

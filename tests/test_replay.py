@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 from pydantic import ValidationError
 
 import sgt_ds
@@ -91,7 +92,9 @@ def test_replay_that_departs_from_a_case_worked_by_hand(
     assert [change["step"] for change in frozen] == [100, 200]
     mirrored = replayed(capsys, file, *PAPER, "--direction", "s2d", "--exclude-layers", "0", "1")
     assert [change["growing_layer"] for change in mirrored] == [2, 2, 3, 3]
-    everything = replayed(capsys, file, *PAPER, "--exclude-layers", "--layers", "1")
+    everything = replayed(
+        capsys, file, *runs.with_defaults(PAPER, "--exclude-layers", "--layers", "1")
+    )
     assert [change["growing_layer"] for change in everything] == [0, 0]
     # Half of the past counts: at 100 layer 3 has (0.4 + 0.65) / 2 = 0.525, layer 1 has 0.55; at
     # 500 layer 2 has 0.45, layer 1 (0.25 + 0.45, 0.3 + 0.45) and layer 3 about 0.6.
@@ -121,6 +124,11 @@ BAD_USE = {
     "excluded layer that is none": (["--exclude-layers", "9"], "--exclude-layers: layer 9"),
     "average of the past alone": (["--ema", "1"], "--entropy-ema: "),
     "unknown method": (["--method", "stg"], "--method: 'stg' is unknown; did you mean 'sgt'"),
+    "no use": (
+        ["--loops", "3"],
+        "--loops: does nothing under method sgt; leave it out, or use it with b",
+    ),
+    "no growth": (["--method", "vanilla"], "--heads: does nothing under method vanilla; "),
     "no number": (["--interval", "often"], "argument --interval: 'often' is not a whole number"),
 }
 
@@ -130,9 +138,8 @@ def test_bad_setting_that_ends_in_a_traceback(
     fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags, message = BAD_USE[fault]
-    assert message in refused(
-        capsys, "replay", plain(tmp_path / "e.jsonl", (1, CALM)), *PAPER, *flags
-    )
+    file = plain(tmp_path / "e.jsonl", (1, CALM))
+    assert message in refused(capsys, "replay", file, *runs.with_defaults(PAPER, *flags))
 
 
 def test_missing_settings_or_files_that_end_in_a_traceback(
@@ -266,6 +273,27 @@ def test_estimate_that_passes_for_a_measurement(
     assert "takes a list of layers, e.g. 1,7 or 1," in capsys.readouterr().err
 
 
+def test_growth_of_a_vanilla_run_that_begins_after_its_end_is_no_change_without_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = own_journal(tmp_path / "run", GROWTH)
+    header, *lines = file.read_text().splitlines()
+    plain = {**json.loads(header), "method": "vanilla", "growth": GrowthConfig().model_dump()}
+    measured = [line for line in lines if '"measure"' in line]
+    file.write_text("".join(f"{line}\n" for line in (json.dumps(plain), *measured)))
+    sgt = ["growth", "what-if", str(file), "--method", "sgt", "--layers", "2", "--heads", "1"]
+    assert main([*sgt, "--k-max", "1"]) == 0
+    late = capsys.readouterr().out.splitlines()
+    assert "0 changes" in late[-2]
+    assert late[-1].startswith("nothing is decided before update 250 (t_start), and the journal")
+    assert main([*sgt, "--k-max", "1", "--t-start", "10", "--interval", "10"]) == 0
+    assert "overhead 0.00%, 0 changes\nwhat if: " in (text := capsys.readouterr().out)
+    assert "2 changes" in text
+    assert "nothing is decided" not in text
+    assert main(["growth", "what-if", str(file)]) == 0
+    assert "nothing is decided" not in capsys.readouterr().out
+
+
 def test_parting_of_two_runs_that_is_blamed_on_the_wrong_thing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,8 +335,8 @@ def test_freeze_request_that_nobody_finds(
     assert main(["growth", "freeze", str(run)]) == 0
     assert requests.freeze_request.exists()
     ended = own_journal(tmp_path / "ended", GROWTH).parent
-    assert main(["growth", "freeze", str(ended)]) == 0
-    assert "has ended already (phase fixed)" in capsys.readouterr().out
+    told = f"sgt-ds: {ended}: its growth has ended (phase fixed); there is nothing to freeze\n"
+    assert refused(capsys, "freeze", ended) == told
     assert not RunLayout(ended).freeze_request.exists()
 
 

@@ -270,7 +270,7 @@ def test_wrong_arguments_are_more_than_one_line(
             "holds neither metrics.jsonl nor growth.jsonl",
         ),
         ([str(run), "-o", str(tmp_path / "no" / "r")], "cannot be written"),
-        ([*[str(run)] * 9, "-o", str(tmp_path / "r")], "give at most 8"),
+        ([*[str(run)] * 9, "-o", str(tmp_path / "r")], "sgt-ds: command line: RUN: 9 runs are"),
         ([str(run), str(run), "-o", str(tmp_path / "r")], "is given twice"),
     ):
         assert main(["report", *arguments]) == 2

@@ -347,7 +347,7 @@ def test_stop_of_a_complete_run_says_so(
     prepare_run_directory(config, resuming=False)
     module = importlib.import_module("sgt_ds.launch.stop")
     for step, told in (
-        (19, "no run is in progress"),
+        (19, "no run is in progress on this host; .* create the file .*/control/stop"),
         (20, "complete at step 20"),
     ):
         monkeypatch.setattr(module, "newest_step", lambda layout, step=step: step)

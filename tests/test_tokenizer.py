@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +138,30 @@ def test_a_remedy_is_told_that_the_command_has_not(
         assert main([*command, f"{tmp_path}/"]) == 2
         told = f"sgt-ds: {tmp_path}/: is a folder; give a glob, e.g. '{tmp_path}/*.json.gz'\n"
         assert capsys.readouterr().err == told
+
+
+def test_training_a_tokenizer_replaces_another_that_shards_may_need(
+    files: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, link = tmp_path / "x.model", tmp_path / "link"
+    out.write_bytes(b"another")
+    link.symlink_to(out)
+    for path in (out, link):
+        train = ["tokenizer", "train", str(tmp_path / "no input"), "--out", str(path)]
+        assert main([*train, "--vocab-size", "400"]) == 2
+        told = f"sgt-ds: {path}: --out: exists already; give another --out, or remove it\n"
+        assert capfd.readouterr().err == told
+    assert out.read_bytes() == b"another"
+    # What stdout leads to is continued; nothing of it is lost.
+    command = ["tokenizer", "train", str(files["corpus"]), "--vocab-size", "400", "--json"]
+    with out.open("ab") as log:
+        subprocess.run(
+            [sys.executable, "-m", "sgt_ds", *command, "--out", "/dev/stdout"],
+            stdout=log,
+            check=True,
+        )
+    assert out.read_bytes().startswith(b"another")
+    assert b'"sampled_documents"' in out.read_bytes()
 
 
 def test_the_size_of_vocabulary_that_is_told_would_not_do(

@@ -144,6 +144,8 @@ def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("no-such-run", "is not a run directory"),
         ("127.0.0.1:1", "does not answer as an exporter"),
+        ("localhost:99999", "localhost:99999: its port is not one of 1 to 65535; give telemetry.p"),
+        ("https://localhost:123456/metrics", "its port is not one of 1 to 65535"),
         (".", "holds neither metrics.jsonl nor growth.jsonl"),
         ("refused", "has recorded nothing yet"),
     ],

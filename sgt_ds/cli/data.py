@@ -15,7 +15,14 @@ from sgt_ds.cli.frame import (
     real_number,
     whole_number,
 )
+from sgt_ds.errors import SgtError
 from sgt_ds.progress import counted
+
+
+class Interrupted(SgtError):
+    """Ended by Ctrl-C, as the shell tells it, with something to say about it."""
+
+    exit_code = 130
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -71,7 +78,7 @@ def _register_prepare(group: Subparsers[Parser]) -> None:
         help="Hugging Face tokenizers JSON, or SentencePiece .model")  # fmt: skip
     add("--out", type=Path, required=True, metavar="DIR", help="directory of the set to write")
     add("--workers", type=whole_number(), default=0, metavar="N",
-        help="worker processes (default: one per core); mpirun -n N starts its own")  # fmt: skip
+        help="worker processes; 0 (default): one per core; mpirun -n N starts its own")  # fmt: skip
     add("--holdout", type=real_number(0, 1), default=0.0, metavar="SHARE",
         help="share of the documents held out for a second set, chosen by a hash of their "
         "text")  # fmt: skip
@@ -104,23 +111,26 @@ def prepare_set(options: argparse.Namespace) -> None:
 
     if options.holdout == 1:
         raise UserError("--holdout", None, "leaves no document to train on; give less than 1")
-    report = prepare(
-        Preparation(
-            inputs=tuple(options.inputs),
-            tokenizer=options.tokenizer,
-            out=options.out,
-            workers=options.workers or len(os.sched_getaffinity(0)),
-            holdout=options.holdout,
-            holdout_out=options.holdout_out,
-            eos=options.eos,
-            bos=options.bos,
-            special_tokens=options.special_tokens,
-            max_document_bytes=options.max_document_bytes,
-            shard_tokens=options.shard_tokens,
-            on_error=options.on_error,
-            max_bad_fraction=options.max_bad_fraction,
-        )
+    preparation = Preparation(
+        inputs=tuple(options.inputs),
+        tokenizer=options.tokenizer,
+        out=options.out,
+        workers=options.workers or len(os.sched_getaffinity(0)),
+        holdout=options.holdout,
+        holdout_out=options.holdout_out,
+        eos=options.eos,
+        bos=options.bos,
+        special_tokens=options.special_tokens,
+        max_document_bytes=options.max_document_bytes,
+        shard_tokens=options.shard_tokens,
+        on_error=options.on_error,
+        max_bad_fraction=options.max_bad_fraction,
     )
+    try:
+        report = prepare(preparation)
+    except KeyboardInterrupt:
+        message = "interrupted; finished files are kept, and the same command continues"
+        raise Interrupted(message) from None
     if report is None:  # a rank other than the first
         return
     if options.json:

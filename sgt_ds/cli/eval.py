@@ -12,6 +12,7 @@ from sgt_ds.cli.frame import (
     Subparsers,
     add_command,
     add_group,
+    check_new,
     keep_deepspeed_quiet,
     print_json,
     whole_number,
@@ -122,7 +123,7 @@ def _register_tasks(group: Subparsers[Parser]) -> None:
         metavar="N",
         help="score only the first N items of each task",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write one JSON line per item")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="new file: one JSON line per item")
 
 
 def _register_perplexity(group: Subparsers[Parser]) -> None:
@@ -190,8 +191,9 @@ def tasks(options: argparse.Namespace) -> None:
     from sgt_ds.inference import usable_device
     from sgt_ds.progress import Progress
 
-    if options.out is not None:
-        check_writable(options.out)  # told before hours of scoring, not after
+    if options.out is not None:  # told before hours of scoring, not after
+        check_new("--out", options.out)
+        check_writable(options.out)
     _check_model(options.directory)
     usable_device(options.device)
     if options.data.partition(":")[0] == HUB and sys.stderr.isatty():  # for one who waits

@@ -6,9 +6,10 @@ import argparse
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
@@ -18,19 +19,30 @@ Handler = Callable[[argparse.Namespace], int | None]
 
 
 _OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*=")
+# Actions that forget what an earlier one of their kind gave.
+_REPLACING = (argparse._StoreAction, argparse.BooleanOptionalAction)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but bad usage is one line on stderr and exit status 2, and no flag is shortened."""
+    """argparse, but bad usage is one line on stderr and exit status 2, and no flag is shortened.
+
+    An option that would lose what an earlier one gave is bad usage too.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+        self._given: dict[str, argparse.Action] = {}
+
+    def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
+        self._given = {}
+        return super().parse_known_args(*arguments, **settings)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        self._check_given_once(action)
         # An option that takes several words takes the overrides after it too.
         if action.option_strings and action.nargs == "+" and self.get_default("overrides") == []:
             for text in arg_strings:
@@ -38,6 +50,17 @@ class Parser(argparse.ArgumentParser):
                     message = f"'{text}' is an override; overrides go directly after RUN.yaml"
                     raise argparse.ArgumentError(action, message)
         return super()._get_values(action, arg_strings)
+
+    def _check_given_once(self, action: argparse.Action) -> None:
+        if not action.option_strings or not isinstance(action, _REPLACING):
+            return
+        earlier = self._given.get(action.dest)
+        if earlier is action:
+            raise argparse.ArgumentError(action, "is given twice; give it once")
+        if earlier is not None:
+            message = f"sets the same as {'/'.join(earlier.option_strings)}; give one of them"
+            raise argparse.ArgumentError(action, message)
+        self._given[action.dest] = action
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # argparse's own, in Python 3.10 to 3.13, says nothing of what is near.
@@ -154,6 +177,31 @@ def warn(verb: str, warnings: Iterable[str]) -> None:
         print(f"sgt-ds {verb}: warning: {warning}", file=sys.stderr, flush=True)
 
 
+def check_new(flag: str, path: Path) -> None:
+    """See that nothing is lost where `flag` has `path` written.
+
+    Pipes, devices and what stdout leads to are continued, and an empty file holds nothing.
+    Raises: UserError where a file with contents is there.
+    """
+    try:
+        found = path.stat()
+    except OSError:  # not there, or whoever writes it says what is wrong
+        return
+    if stat.S_ISREG(found.st_mode) and found.st_size and not _is_output_of_ours(path, found):
+        raise UserError(path, flag, f"exists already; give another {flag}, or remove it")
+
+
+def _is_output_of_ours(path: Path, found: os.stat_result) -> bool:
+    """Whether `path` is `/dev/stdout`, `/dev/fd/7` or the like, redirected to the file `found`."""
+    if os.path.realpath(path.parent).startswith("/proc/"):
+        return True
+    for descriptor in (1, 2):
+        with suppress(OSError):  # closed by who started this
+            if os.path.samestat(found, os.fstat(descriptor)):
+                return True
+    return False
+
+
 def keep_deepspeed_quiet() -> None:
     """For verbs that only read checkpoints: else DeepSpeed warns that it found no accelerator."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -223,6 +271,7 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
         command.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         options.overrides += rest
+    _check_overrides(command, getattr(options, "overrides", []))
     try:
         return _handled(options)
     except (_ReaderGone, OutputError) as error:
@@ -236,6 +285,17 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
+
+
+def _check_overrides(command: Parser, overrides: Sequence[str]) -> None:
+    """Exit with status 2 where an override replaces what an earlier one sets."""
+    keys = [override.partition("=")[0] for override in overrides]
+    for number, key in enumerate(keys):
+        for earlier in keys[:number]:
+            if earlier == key:
+                command.error(f"override {key}: is given twice; give it once")
+            if earlier.startswith(f"{key}."):
+                command.error(f"override {key}: replaces {earlier}, given before; give one of them")
 
 
 def _handled(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from sgt_ds.cli.frame import (
     add_command,
     print_json,
     real_number,
+    warn,
     whole_number,
 )
 from sgt_ds.errors import UserError
@@ -39,9 +40,9 @@ def register(commands: Subparsers[Parser]) -> None:
     parser.add_argument(
         "--max-new-tokens",
         type=whole_number(1, 10**6),
-        default=64,
         metavar="N",
-        help="maximum number of new tokens per prompt",
+        help="maximum number of new tokens per prompt (default: 64, or as many as the positions "
+        "that the model was trained on leave)",
     )
     parser.add_argument(
         "--temperature",
@@ -114,6 +115,7 @@ def run(options: argparse.Namespace) -> None:
         tuple(options.stop),
     )
     text_generator = TextGenerator(options.directory, device=options.device, dtype=options.dtype)
+    warn("generate", text_generator.warnings(prompts, sampling))
     if options.stream:
         completions = text_generator.complete(prompts, sampling, on_text=_print_piece)
         for prompt in prompts:

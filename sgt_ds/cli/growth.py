@@ -38,7 +38,7 @@ def register(commands: Subparsers[Parser]) -> None:
         metavar="FILE",
         help='a run\'s growth.jsonl, or plain lines {"step": t, "entropy": [[head...] per layer]}',
     )
-    add_settings(replaying)
+    add_settings(replaying, plain_lines=True)
     replaying.add_argument("--json", action="store_true", help="print JSON Lines")
     showing = add_command(
         group,
@@ -243,6 +243,11 @@ def what_if(options: argparse.Namespace) -> None:
             print(HEADER)
         for decision in taken:
             print(row_of(decision))
+    if policy.phase(last, policy.initial_state()) == "warmup":
+        print(
+            f"nothing is decided before update {growth.t_start:,} (t_start), and the journal ends "
+            f"at {last:,}; give a smaller --t-start"
+        )
 
 
 def diff(options: argparse.Namespace) -> None:
@@ -290,15 +295,16 @@ def diff(options: argparse.Namespace) -> None:
 
 
 def freeze(options: argparse.Namespace) -> None:
-    """Leave the request."""
+    """Leave the request. Raises: UserError where nothing is left to freeze."""
+    from sgt_ds.errors import UserError
     from sgt_ds.growth import find_journal, request_freeze
     from sgt_ds.launch import check_not_complete
 
     check_not_complete(options.run, "to freeze")
     begun = options.run.is_dir() and find_journal(options.run) is not None
     if begun and _growth_of(options.run).phase == "fixed":
-        print(f"growth of {options.run} has ended already (phase fixed); nothing to freeze")
-        return
+        message = "its growth has ended (phase fixed); there is nothing to freeze"
+        raise UserError(options.run, None, message)
     request = request_freeze(options.run)
     print(
         f"asked {options.run} to freeze its growth; this takes effect at the next update; until "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sgt_ds.cli.frame import Flags, Parser, real_number, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from sgt_ds.config import GrowthConfig, ModelConfig
     from sgt_ds.growth import Line, Policy
@@ -66,22 +66,26 @@ def flag_of(key: str) -> str:
     return "--" + key.partition(".")[0].replace("_", "-")
 
 
-def add_settings(parser: Parser) -> None:
-    """Flags that change the policy; each one not given comes from the journal's header."""
+def add_settings(parser: Parser, *, plain_lines: bool = False) -> None:
+    """Flags that change the policy; each one not given comes from the journal's header.
+
+    `plain_lines`: where the verb also takes lines without one, which have defaults of their own.
+    """
+    zero = " (plain lines: 0)" if plain_lines else ""
     parser.add_argument("--method", help="growth method (default: the journal's, or sgt)")
     add_growth_flags(parser)
     parser.add_argument(
         "--exclude-layers",
         nargs="*",
         type=numbers,
-        metavar="N",
-        help="layers that never loop, e.g. 0 or 0,1 (plain lines: 0)",
+        metavar="N,N",
+        help=f"layers that never loop: 0,1; none: nothing behind the flag{zero}",
     )
     parser.add_argument(
         "--ema",
         dest="entropy_ema",
         type=real_number(0, 1),
-        help="the same as --entropy-ema (plain lines: 0)",
+        help=f"the same as --entropy-ema{zero}",
     )
 
 
@@ -130,6 +134,15 @@ def policy_of(
     return policy, settings, chain([first], lines), False
 
 
+def check_used(file: str, method: str, given: Iterable[str]) -> None:
+    """Raises: UserError of `file` where the flag of a key in `given` does nothing."""
+    from sgt_ds.config import unused_key
+    from sgt_ds.errors import UserError
+
+    if found := unused_key(method, sorted(given)):
+        raise UserError(file, flag_of(found[0]), found[1])
+
+
 def _given_keys(options: argparse.Namespace, given: dict[str, Any]) -> frozenset[str]:
     """Keys that came by a flag; the others are the header's."""
     return frozenset(given) | ({"method"} if options.method else frozenset())
@@ -156,6 +169,7 @@ def _build(
     from sgt_ds.growth import build_policy, check_method
 
     check_method(method, str(path), place("method"))
+    check_used(str(path), method, given)
     try:
         settings = GrowthConfig.model_validate(growth)
     except ValidationError as error:

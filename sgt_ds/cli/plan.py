@@ -15,7 +15,14 @@ from sgt_ds.cli.frame import (
     print_json,
     real_number,
 )
-from sgt_ds.cli.growth_settings import GROWTH_KEYS, add_growth_flags, count, flag_of, numbers
+from sgt_ds.cli.growth_settings import (
+    GROWTH_KEYS,
+    add_growth_flags,
+    check_used,
+    count,
+    flag_of,
+    numbers,
+)
 from sgt_ds.errors import HERE, UserError
 from sgt_ds.progress import counted
 
@@ -85,7 +92,9 @@ def _add_run_flags(parser: Parser) -> None:
 def _add_growth_flags(parser: Parser) -> None:
     growth = parser.add_argument_group("growth (RUN.yaml's keys of that name)")
     add_growth_flags(growth)
-    growth.add_argument("--exclude-layers", type=numbers, help="layers that never loop: 0,1")
+    growth.add_argument(
+        "--exclude-layers", type=numbers, metavar="N,N", help="layers that never loop: 0,1"
+    )
     growth.add_argument("--entropy-every", type=count, help="updates between measurements")
 
 
@@ -238,6 +247,7 @@ def _growth(
     from sgt_ds.config import GrowthConfig, growth_faults, in_plain_words
 
     given = {key: value for key in GROWTH_FLAGS if (value := getattr(options, key)) is not None}
+    check_used(HERE, method, given)
     values = {**base.model_dump(), **given}
     if method not in ("sgt", "vanilla") and isinstance(values["layers"], int):
         # Which layers loop changes no FLOPs: any so many of those that may.
@@ -271,7 +281,8 @@ def _layout(
             raise UserError(
                 HERE,
                 "--world-size",
-                f"{world_size} ranks do not divide the {global_batch} sequences",
+                f"{world_size} ranks do not divide the {global_batch} sequences of an update; "
+                f"{_nearby_divisors(global_batch, world_size)}",
             )
         micro = options.micro_batch_size or _divisor(global_batch // world_size, 8)
         layout = Layout(world_size=world_size, micro_batch_size=micro)
@@ -309,6 +320,13 @@ def _speed(options: argparse.Namespace) -> Speed | None:
                 HERE, flag, "is missing: the time estimate needs --mfu and --peak-tflops"
             )
     return Speed(options.mfu, options.peak_tflops, options.price_per_gpu_hour)
+
+
+def _nearby_divisors(number: int, size: int) -> str:
+    """What to give in place of `size`, which does not divide `number`."""
+    below = _divisor(number, size)
+    above = next((each for each in range(size + 1, number + 1) if number % each == 0), None)
+    return f"give {below}" + ("" if above is None else f" or {above}")
 
 
 def _divisor(number: int, most: int) -> int:

@@ -32,13 +32,13 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def write(options: argparse.Namespace) -> None:
     """Write the report."""
-    from sgt_ds.errors import UserError
+    from sgt_ds.errors import HERE, UserError
     from sgt_ds.files import output_writer
     from sgt_ds.report import MAX_RUNS, html_report, read_histories
 
     if len(options.runs) > MAX_RUNS:
         message = f"{len(options.runs)} runs are too many to tell apart; give at most {MAX_RUNS}"
-        raise UserError("sgt-ds report", "RUN", message)
+        raise UserError(HERE, "RUN", message)
     text = html_report(read_histories(options.runs))
     try:
         with output_writer(options.out) as stream:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json, whole_number
+from sgt_ds.cli.frame import (
+    Parser,
+    Subparsers,
+    add_command,
+    add_group,
+    check_new,
+    print_json,
+    whole_number,
+)
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -26,7 +34,7 @@ def register(commands: Subparsers[Parser]) -> None:
         metavar="V",
         help="number of ids",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="model to write")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new model file")
     parser.add_argument(
         "--sample-bytes",
         type=whole_number(1),
@@ -43,6 +51,7 @@ def train(options: argparse.Namespace) -> None:
 
     from sgt_ds.data import train_tokenizer
 
+    check_new("--out", options.out)
     trained = train_tokenizer(
         options.inputs, options.vocab_size, options.out, sample_bytes=options.sample_bytes
     )

@@ -18,7 +18,7 @@ from sgt_ds.cli.frame import (
     warn,
     whole_number,
 )
-from sgt_ds.errors import SgtError, UserError, in_field
+from sgt_ds.errors import HERE, SgtError, UserError, in_field
 from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def train(options: argparse.Namespace) -> int:
     """Supervise the run. Returns its exit status."""
+    _check_deepspeed_once(options)
     signal.signal(signal.SIGTERM, _end_before_the_start)
 
     from sgt_ds.config import RunLayout, load_run_config, start_warnings
@@ -143,6 +144,14 @@ def train(options: argparse.Namespace) -> int:
         return Launch(config, target, [name, *overrides])
 
     return supervise(prepare, grace_seconds=options.grace, max_restarts=options.max_restarts)
+
+
+def _check_deepspeed_once(options: argparse.Namespace) -> None:
+    """Raises: UserError where the flag would replace what an override gives."""
+    for override in options.overrides:
+        if options.deepspeed_config is not None and override.startswith("deepspeed="):
+            message = f"conflicts with {override}, which sets the same key; give one of them"
+            raise UserError(HERE, "--deepspeed_config", message)
 
 
 def _end_before_the_start(number: int, frame: FrameType | None) -> None:

@@ -9,7 +9,14 @@ from sgt_ds.config.deepspeed import (
 )
 from sgt_ds.config.evaluation import EvaluationConfig, TaskSource, TextSource
 from sgt_ds.config.float8 import float8_faults
-from sgt_ds.config.growth import Direction, Entry, FromJournal, GrowthConfig, growth_faults
+from sgt_ds.config.growth import (
+    Direction,
+    Entry,
+    FromJournal,
+    GrowthConfig,
+    growth_faults,
+    unused_key,
+)
 from sgt_ds.config.launcher import (
     launcher_number,
     told_local_size,
@@ -94,4 +101,5 @@ __all__ = [
     "told_local_size",
     "told_rank",
     "told_world_size",
+    "unused_key",
 ]

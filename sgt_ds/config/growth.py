@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,17 @@ from sgt_ds.config.model import Decay, ModelConfig, Section
 
 # Methods whose layers are named, not grown.
 LISTED_LAYERS = ("block_loop", "attention_loop", "high_entropy_loop", "low_entropy_loop")
+_WINDOWS = frozenset({"t_start", "interval", "direction", "entropy_ema", "entry", "freeze_at"})
+_STATIC = _WINDOWS | {"k_max", "heads", "stages"}
+# Keys of `growth` that a method does not look at.
+_UNUSED = {
+    "vanilla": _STATIC | {"layers", "loops", "exclude_layers"},
+    "block_loop": _STATIC,
+    "attention_loop": _STATIC,
+    "high_entropy_loop": frozenset({"k_max", "heads", "direction"}),
+    "low_entropy_loop": frozenset({"k_max", "heads", "direction"}),
+    "sgt": frozenset({"loops", "stages"}),
+}
 Entry = Literal["decay", "none", "ramp"]
 Direction = Literal["d2s", "s2d"]
 
@@ -58,6 +70,18 @@ class GrowthConfig(Section):
     ramp: with a rising factor."""
     freeze_at: NonNegativeInt | None = None
     """Update count from which no more decisions are made."""
+
+
+def unused_key(method: str, given: Iterable[str]) -> tuple[str, str] | None:
+    """The first key of `given` that does nothing under `method`, and what to say of it.
+
+    Nothing is said of a method that is not known here.
+    """
+    for key in given:
+        if key in _UNUSED.get(method, ()):
+            users = ", ".join(name for name, unused in _UNUSED.items() if key not in unused)
+            return key, f"does nothing under method {method}; leave it out, or use it with {users}"
+    return None
 
 
 def growth_faults(method: str, growth: GrowthConfig, model: ModelConfig) -> list[tuple[str, str]]:

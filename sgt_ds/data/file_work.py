@@ -30,6 +30,7 @@ from sgt_ds.data.shards import ShardWriter, write_shard
 from sgt_ds.data.tokenizers import Ids, Tokenizer
 from sgt_ds.errors import UserError
 from sgt_ds.files import write_text_atomically
+from sgt_ds.progress import counted
 
 WORK = ".work"
 # Documents are encoded in batches of about this much text: memory, and time between two messages.
@@ -259,7 +260,7 @@ class _Faults:
             raise UserError(
                 location,
                 f"line {fault.line}",
-                f"is fault number {total} with only {documents} good documents ({fault.reason}): "
+                f"is fault number {total} with only {counted(documents, 'good document')} ({fault.reason}): "
                 "this is not a C4 file; leave it out",
             )
         if total <= LISTED_FAULTS:

@@ -44,7 +44,7 @@ from sgt_ds.data.shards import token_dtype
 from sgt_ds.data.tokenizers import Tokenizer
 from sgt_ds.errors import SgtError, UserError
 from sgt_ds.files import atomic_writer, sha256_of, write_text_atomically
-from sgt_ds.progress import Progress
+from sgt_ds.progress import Progress, counted
 
 
 def prepare(preparation: Preparation) -> Report | None:
@@ -240,8 +240,8 @@ def _check_faults(
         raise UserError(
             file.location,
             f"line {fault.line}",
-            f"{fault.detail} ({fault.reason}) is the first of {bad} faults, with {good} good "
-            f"documents{where}: {share:.4f} is above --max-bad-fraction "
+            f"{fault.detail} ({fault.reason}) is the first of {counted(bad, 'fault')}, with "
+            f"{counted(good, 'good document')}{where}: {share:.4f} is above --max-bad-fraction "
             f"{preparation.max_bad_fraction:g}; fix "
             "the files, or raise it",
         )

@@ -111,7 +111,7 @@ def _refuse_other(out: Path, old: dict[str, Any], new: dict[str, Any], what: str
             raise UserError(
                 out,
                 key,
-                f"{what} with different {key}{shown}; use the same, or give another --out",
+                f"{what} with different {key}{shown}; use the same, give another --out, or remove it",
             )
 
 
@@ -136,7 +136,8 @@ def finished_set(preparation: Preparation, files: list[InputFile], tokenizer: To
         raise UserError(
             file.location,
             None,
-            f"has changed since {preparation.out} was prepared ({how}); give another --out",
+            f"has changed since {preparation.out} was prepared ({how}); give another --out, or remove "
+            "that set",
         )
     shutil.rmtree(preparation.out / WORK, ignore_errors=True)
     report = Report(str(preparation.out), len(files), reused_files=len(files))
@@ -180,8 +181,8 @@ def finished_records(
             raise UserError(
                 file.location,
                 None,
-                "has changed since an earlier attempt prepared it; restore it, or give another "
-                "--out",
+                "has changed since an earlier attempt prepared it; restore it, give another --out, "
+                f"or remove {preparation.out}",
             )
         yield number, record
 

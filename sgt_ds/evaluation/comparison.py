@@ -71,7 +71,11 @@ def compare(
     of_first, of_second = _by_task(first[1]), _by_task(second[1])
     shared = [key for key in of_first if key in of_second]
     if not shared:
-        raise UserError(second[0], None, f"has no task and rule in common with {first[0]}")
+        message = (
+            f"has no task and rule in common with {first[0]}; score both models with the same "
+            "--tasks and --rule"
+        )
+        raise UserError(second[0], None, message)
     generator = np.random.default_rng(seed)
     rows: list[Comparison] = []
     spreads: dict[str, list[tuple[float, float, Floats]]] = {}

@@ -37,9 +37,12 @@ def request(context: Sequence[int], continuation: Sequence[int], positions: int)
 
     Raises: ValueError where the continuation is empty, or longer than `positions` by itself.
     """
-    if not 0 < len(continuation) <= positions:
+    if not continuation:
+        raise ValueError("its scored text has no token")
+    if len(continuation) > positions:
         raise ValueError(
-            f"a text of {len(continuation)} tokens; {positions} positions are available"
+            f"its scored text has {len(continuation)} tokens, more than the model's {positions} "
+            "positions"
         )
     whole = [*context, *continuation][:-1][-positions:]
     return Request(tuple(whole), tuple(continuation))

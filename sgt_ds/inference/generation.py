@@ -7,7 +7,6 @@ out of the folder it reads.
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,16 +24,19 @@ from sgt_ds.inference.folder import (
     loading_dtype,
     quiet_transformers,
 )
+from sgt_ds.progress import counted
 
-log = logging.getLogger(__name__)
+# Tokens of a completion where nobody says how many.
+_MOST_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen and when to stop."""
 
-    max_new_tokens: int = 64
-    """Maximum number of tokens after the prompt."""
+    max_new_tokens: int | None = None
+    """Maximum number of tokens after the prompt; None: 64, or as many as the positions that the
+    model was trained on leave behind it."""
     temperature: float = 0.0
     """0 takes the likeliest token; above, logits are divided by it and a token is drawn."""
     top_p: float = 1.0
@@ -48,7 +50,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for flag, good, remedy in (
-            ("--max-new-tokens", self.max_new_tokens >= 1, "give 1 or more"),
+            (
+                "--max-new-tokens",
+                self.max_new_tokens is None or self.max_new_tokens >= 1,
+                "give 1 or more",
+            ),
             (
                 "--temperature",
                 self.temperature == 0 or self.temperature >= 1e-3,
@@ -108,6 +114,30 @@ class TextGenerator:
         # Not AutoTokenizer: it would ask on the terminal whether to run the folder's own code.
         self.tokenizer: Any = load_tokenizer(PreTrainedTokenizerFast, directory)
 
+    def warnings(self, prompts: Sequence[str], sampling: Sampling) -> list[str]:
+        """What will take the model beyond the positions that it was trained on, in one line."""
+        trained = self._trained
+        long = []
+        for prompt in prompts:
+            length = len(self._ids(prompt))
+            if length + self._limit(length, sampling) > trained:
+                long.append((length, prompt))
+        if not long:
+            return []
+        length, prompt = max(long)
+        start = prompt if len(prompt) <= 40 else f"{prompt[:39]}…"
+        more = f" (and {len(long) - 1} more)" if len(long) > 1 else ""
+        which = f"prompt {start!r} of {counted(length, 'token')}{more}"
+        if length >= trained:
+            return [
+                f"{which}: fills the {trained} positions that the model was trained on, and what "
+                "follows is beyond them; give a shorter prompt"
+            ]
+        return [
+            f"{which}: --max-new-tokens {sampling.max_new_tokens} exceeds the {trained} positions "
+            f"that the model was trained on; give {trained - length} or less"
+        ]
+
     def complete(
         self,
         prompts: Sequence[str],
@@ -130,9 +160,9 @@ class TextGenerator:
     ) -> list[Completion]:
         started = time.perf_counter()
         inputs = self._encode(prompts)
-        trained = self.model.config.max_position_embeddings
-        if inputs["input_ids"].shape[1] + sampling.max_new_tokens > trained:
-            log.warning("exceeding the %d positions that the model was trained on", trained)
+        limits = [
+            self._limit(length, sampling) for length in inputs["attention_mask"].sum(1).tolist()
+        ]
         choice: dict[str, Any] = {"do_sample": False}
         if sampling.temperature > 0:
             choice = {
@@ -147,28 +177,36 @@ class TextGenerator:
             choice["streamer"] = _Streamer(self.tokenizer, sampling.stop, on_text)
         with torch.inference_mode():
             rows = self.model.generate(
-                **inputs, max_new_tokens=sampling.max_new_tokens, use_cache=True, **choice
+                **inputs, max_new_tokens=max(limits), use_cache=True, **choice
             )
         seconds = time.perf_counter() - started
         width = inputs["input_ids"].shape[1]
         return [
             self._completion(
-                prompt, row[:width][mask.bool()].tolist(), row[width:].tolist(), sampling, seconds
+                prompt,
+                row[:width][mask.bool()].tolist(),
+                row[width:][:limit].tolist(),
+                sampling,
+                seconds,
             )
-            for prompt, mask, row in zip(prompts, inputs["attention_mask"], rows, strict=True)
+            for prompt, mask, row, limit in zip(
+                prompts, inputs["attention_mask"], rows, limits, strict=True
+            )
         ]
 
+    @property
+    def _trained(self) -> int:
+        return int(self.model.config.max_position_embeddings)
+
+    def _limit(self, length: int, sampling: Sampling) -> int:
+        """The most tokens behind a prompt of `length` tokens."""
+        if sampling.max_new_tokens is not None:
+            return sampling.max_new_tokens
+        room = self._trained - length
+        return min(_MOST_TOKENS, room) if room > 0 else _MOST_TOKENS
+
     def _encode(self, prompts: list[str]) -> dict[str, torch.Tensor]:
-        rows = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
-        first = self.tokenizer.bos_token_id
-        if first is None:
-            first = self.tokenizer.eos_token_id
-        if first is None and not all(rows):
-            raise UserError(
-                "--prompt", None, "is empty, and the tokenizer has no BOS token; give some text"
-            )
-        # Nothing to continue from: begin a text as training did, behind the end of another.
-        rows = [row or [first] for row in rows]
+        rows = [self._ids(prompt) for prompt in prompts]
         width = max(map(len, rows))
         fill = self.tokenizer.pad_token_id or 0
         padded = [[fill] * (width - len(row)) + row for row in rows]
@@ -177,6 +215,19 @@ class TextGenerator:
             "input_ids": torch.tensor(padded, device=self.device),
             "attention_mask": torch.tensor(masks, device=self.device),
         }
+
+    def _ids(self, prompt: str) -> list[int]:
+        """Raises: UserError where there is none."""
+        ids: list[int] = self.tokenizer(prompt)["input_ids"]
+        first = self.tokenizer.bos_token_id
+        if first is None:
+            first = self.tokenizer.eos_token_id
+        if first is None and not ids:
+            raise UserError(
+                "--prompt", None, "is empty, and the tokenizer has no BOS token; give some text"
+            )
+        # Nothing to continue from: begin a text as training did, behind the end of another.
+        return ids or [first]
 
     def _completion(
         self,

@@ -184,7 +184,8 @@ def _read_config(directory: Path) -> Any:
         raise UserError(path, "model_type", "is missing; give the folder of a LLaMA")
     kind = values["model_type"]
     if kind == "sgt":
-        raise UserError(path, "loops", "would be lost; continue its run in its own run directory")
+        message = "would be lost; continue its run, or name a checkpoint of it as `fork`"
+        raise UserError(path, "loops", message)
     if kind != "llama":
         raise UserError(
             path, "model_type", f"'{kind}' is not llama, the only one that can be trained"

@@ -41,8 +41,8 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
         raise UserError(
             run_dir,
             None,
-            "no run is in progress here; one whose rank 0 is on another host, under the raw "
-            f"launcher, stops when {RunLayout(run_dir).stop_request} appears",
+            "no run is in progress on this host; to stop one that `deepspeed` itself started on "
+            f"others, create the file {RunLayout(run_dir).stop_request}",
         )
     _ask(run_dir, StopAsked(run_dir).ask, grace_seconds, say)
     deadline = time.monotonic() + grace_seconds

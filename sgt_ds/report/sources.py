@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -46,10 +47,22 @@ def open_source(target: str, access: Access | None = None) -> Source:
     if path.is_dir():
         return DirectorySource(path, access)
     if re.fullmatch(r"https?://\S+", target):
+        _check_port(target, target)
         return ExporterSource(target, access)
-    if not path.exists() and re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", target):
+    if not path.exists() and re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d+", target):
+        _check_port(target, f"//{target}")
         return ExporterSource(f"{'https' if access.is_tls else 'http'}://{target}", access)
     raise UserError(target, None, "is not a run directory; give one, or HOST:PORT of an exporter")
+
+
+def _check_port(target: str, url: str) -> None:
+    """Raises: UserError of `target` where its port is none."""
+    try:
+        good = urlsplit(url).port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UserError(target, None, "its port is not one of 1 to 65535; give telemetry.port")
 
 
 class DirectorySource:
