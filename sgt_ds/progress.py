@@ -8,6 +8,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from sgt_ds.terminal import columns_of_stderr
+
 LINE_EVERY_SECONDS = 10.0
 # From so many bytes on they are reported in units of so many, by this name.
 _BYTE_UNITS = ((1e11, 1e9, "GB"), (1e7, 1e6, "MB"), (1e4, 1e3, "kB"))
@@ -41,7 +43,14 @@ class Progress:
         self.done = 0.0
         self._started = self._last_line = time.monotonic()
         self._bar = (
-            tqdm(desc=label, total=total, unit=unit, unit_scale=True, leave=True)
+            tqdm(
+                desc=label,
+                total=total,
+                unit=unit,
+                unit_scale=True,
+                leave=True,
+                ncols=columns_of_stderr(),
+            )
             if sys.stderr.isatty()
             else None
         )

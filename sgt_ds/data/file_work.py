@@ -28,7 +28,7 @@ from sgt_ds.data.manifest import ShardEntry
 from sgt_ds.data.readers import Document, Fault, read_documents
 from sgt_ds.data.shards import ShardWriter, write_shard
 from sgt_ds.data.tokenizers import Ids, Tokenizer
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import write_text_atomically
 
 WORK = ".work"
@@ -158,11 +158,11 @@ class FileHandler:
         try:
             yield from self._prepare(task)
         except OSError as error:  # reading's own are Damage by now
+            message = refusal(error, "written", instead="give another --out")
             raise UserError(
                 self.job.out,
                 None,
-                f"cannot be written ({error.strerror or error}); free space and run the same "
-                "command again: finished files are kept",
+                f"{message}; the same command continues: finished files are kept",
             ) from None
 
     def _prepare(self, task: Task) -> Iterator[Tally | FileRecord]:

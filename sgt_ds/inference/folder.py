@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.inference.weights import DTYPES
 
 # Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown
@@ -37,6 +37,9 @@ def loading_dtype(device: torch.device, dtype: str | None) -> torch.dtype | str:
 
 def cannot_be_loaded(directory: Path, error: Exception) -> UserError:
     """The error of a folder, or of its file of weights that is cut or changed."""
+    if isinstance(error, OSError) and error.errno is not None:
+        message = refusal(error, "loaded", "copy it again, or convert again")
+        return UserError(error.filename or directory, None, message)
     lines = str(error).strip().splitlines() or [type(error).__name__]
     damaged = _damaged_file(directory) if isinstance(error, SafetensorError) else None
     remedy = "; copy it again, or convert again"
