@@ -13,12 +13,12 @@ HERE = "command line"
 """Where a fault lies that is in no file."""
 
 # What mends a refusal of the operating system, whatever the file was for.
-_ALLOW, _FREE = "allow access to it and to its folder", "free disk space"
+ALLOW_ACCESS, _FREE = "allow access to it and to its folder", "free disk space"
 _MENDS = {
-    errno.EACCES: _ALLOW,
-    errno.EPERM: _ALLOW,
+    errno.EACCES: ALLOW_ACCESS,
+    errno.EPERM: ALLOW_ACCESS,
     errno.EROFS: "mount its file system for writing",
-    errno.ENAMETOOLONG: "shorten its name",
+    errno.ENAMETOOLONG: "use a shorter name",
     errno.ELOOP: "name what the link stands for",
     errno.ENOSPC: _FREE,
     errno.EDQUOT: _FREE,

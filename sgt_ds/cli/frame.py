@@ -277,14 +277,19 @@ def _before(error: BaseException) -> SgtError | None:
 
 
 def _field_of(path: Path, options: argparse.Namespace, command: Parser) -> str | None:
-    """The flag, or the key of the run, that gives `path` or a folder around it."""
+    """The flag, or the key of the run, that gives `path` or a folder around it.
+
+    None where it is known by its place on the command line alone.
+    """
+    nearest, field = 0, None
     for action in command._actions:
         given = getattr(options, action.dest, None)
         for value in given if isinstance(given, list) else [given]:
-            if isinstance(value, Path) and path.is_relative_to(value) and action.option_strings:
-                return action.option_strings[-1]
-    if "overrides" not in options or path == options.run or options.run is None:
-        return None
+            around = Path(value) if isinstance(value, str | Path) else Path()
+            if path.is_relative_to(around) and len(around.parts) > nearest:
+                nearest, field = len(around.parts), next(iter(action.option_strings[-1:]), None)
+    if nearest or getattr(options, "run", None) is None or "overrides" not in options:
+        return field
     from sgt_ds.config import key_of_path
 
     return key_of_path(path, options.run, options.overrides)

@@ -156,7 +156,7 @@ def check_only_run(
         ]
     except OSError as error:
         message = refusal(error, "read", instead="choose another")
-        raise UserError(config.run_dir, "run_dir", message) from None
+        raise UserError(error.filename or config.run_dir, "run_dir", message) from None
     if strangers:
         more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
         raise UserError(

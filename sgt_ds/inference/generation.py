@@ -206,8 +206,8 @@ def _model_class(directory: Path) -> Any:
     remedy = "give a folder written by `sgt-ds convert`"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        fault = "is not an export (no config.json)" if directory.is_dir() else "does not exist"
+    except (FileNotFoundError, NotADirectoryError):
+        fault = "is not an export (no config.json)" if directory.exists() else "does not exist"
         raise UserError(directory, None, f"{fault}; `sgt-ds convert` writes one") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(path, None, refusal(error, "read", "convert again")) from None

@@ -313,6 +313,9 @@ def _files_of(directory: Path) -> dict[str, Path]:
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
+        file.open(
+            "rb"
+        ).close()  # safetensors takes one that may not be read for one that is not there
         stream = safe_open(file, framework="pt")
     except FileNotFoundError:
         raise UserError(file, None, "is missing; copy all of the model's files") from None

@@ -117,7 +117,8 @@ def supervision(run_dir: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = take_lock(lock)
     except OSError as error:
-        raise UserError(run_dir, "run_dir", refusal(error, "written")) from None
+        message = refusal(error, "written")
+        raise UserError(error.filename or run_dir, "run_dir", message) from None
     if descriptor is None:
         raise in_training(run_dir)
     try:

@@ -28,7 +28,7 @@ def only_trainer(run_dir: Path) -> Iterator[None]:
         descriptor = take_lock(lock)
     except OSError as error:
         message = refusal(error, "written", instead="choose another")
-        raise UserError(run_dir, "run_dir", message) from None
+        raise UserError(error.filename or run_dir, "run_dir", message) from None
     if descriptor is None:
         message = f"is being trained by another process; `sgt-ds stop {run_dir}` ends that run"
         raise UserError(run_dir, "run_dir", message)
