@@ -31,9 +31,13 @@ def _or_replaced(error: UnicodeError) -> tuple[str | bytes, int]:
     return kept, error.start + 1
 
 
-def columns_of_stderr() -> int | None:
-    """80 where the terminal says it has no columns, as one whose size nobody set; else None."""
+def assumed_size() -> tuple[int, int] | tuple[None, None]:
+    """Columns and lines of a terminal behind stderr that tells none, as one whose size nobody set.
+
+    None of one that does.
+    """
     try:
-        return None if os.get_terminal_size(sys.stderr.fileno()).columns else 80
-    except (OSError, ValueError):  # none, or none of its own
-        return None
+        told = os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError):  # no terminal
+        return None, None
+    return (None, None) if all(told) else (told.columns or 80, told.lines or 24)

@@ -276,10 +276,11 @@ def fault_error(
     remedy: str = "skip such documents with --on-error skip",
 ) -> UserError:
     """The error that stops the work at a fault. `remedy`: what to do other than fixing the file."""
+    mend = "make it readable" if reason == "unreadable" else "fix the file"
     return UserError(
         location,
         f"line {line}" if line else None,
-        f"{detail} ({reason}); fix the file, or {remedy}",
+        f"{detail} ({reason}); {mend}, or {remedy}",
     )
 
 
