@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -60,7 +59,7 @@ def import_model(
     """
     started = time.perf_counter()
     limit = parse_size(max_shard_size)
-    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
+    if (out.exists() or out.is_symlink()) and (not out.is_dir() or any(out.iterdir())):
         raise UserError(out, None, "exists already; remove it or choose another --out")
     config = _read_config(directory)
     model = _model_of(directory, config, vocab_size)
