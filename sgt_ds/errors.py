@@ -97,8 +97,9 @@ def refused_by_system(
 
     `field_of`: the flag or key that gives a path.
     """
-    if isinstance(error, RuntimeError):  # Path.resolve, before Python 3.13, of a loop of links
-        error = error.__context__ or error
+    cause = error.__context__ if isinstance(error, RuntimeError) else None
+    if isinstance(cause, OSError) and cause.errno == errno.ELOOP:
+        error = cause  # as Path.resolve tells a loop of links, before Python 3.13
     if not isinstance(error, OSError) or error.errno is None:
         return None
     if isinstance(error.filename, str | bytes):

@@ -141,7 +141,9 @@ def test_a_fault_of_the_machine_or_of_ours_is_told_as_the_users() -> None:
     assert str(full) == "a/b: cannot be used (No space left on device); free disk space"
     assert isinstance(full, SgtError)
     assert not isinstance(full, UserError)
-    for ours in (BrokenPipeError(errno.EPIPE, "gone"), OSError("no number"), RuntimeError("bug")):
+    bug = RuntimeError("bug")
+    bug.__context__ = FileNotFoundError(errno.ENOENT, "gone", "a")
+    for ours in (BrokenPipeError(errno.EPIPE, "gone"), OSError("no number"), bug):
         assert refused_by_system(ours) is None
 
 
