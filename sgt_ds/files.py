@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 log = logging.getLogger(__name__)
 
@@ -256,9 +256,7 @@ def writing(path: Path, field: str | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = (
-            f"cannot be written ({error.strerror}); free disk space, or choose another run_dir"
-        )
+        message = refusal(error, "written", instead="choose another run_dir")
         raise UserError(path, field, message) from None
 
 

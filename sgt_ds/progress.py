@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import NoReturn
 
 from tqdm import tqdm
+
+from sgt_ds.terminal import assumed_size
 
 LINE_EVERY_SECONDS = 10.0
 # From so many bytes on they are reported in units of so many, by this name.
@@ -40,11 +43,7 @@ class Progress:
         self.label, self.total, self.unit = label, total, unit
         self.done = 0.0
         self._started = self._last_line = time.monotonic()
-        self._bar = (
-            tqdm(desc=label, total=total, unit=unit, unit_scale=True, leave=True)
-            if sys.stderr.isatty()
-            else None
-        )
+        self._bar = self._new_bar() if sys.stderr.isatty() else None
 
     def advance(self, amount: float = 1, note: str = "") -> None:
         """Count `amount` more units as done; `note` stands behind the figures."""
@@ -77,6 +76,18 @@ class Progress:
             self.close()
         elif self._bar is not None:  # the error's own line follows, and is the only one
             self._bar.close()
+
+    def _new_bar(self) -> tqdm[NoReturn]:
+        columns, lines = assumed_size()
+        return tqdm(
+            desc=self.label,
+            total=self.total,
+            unit=self.unit,
+            unit_scale=True,
+            leave=True,
+            ncols=columns,
+            nrows=lines,
+        )
 
     def _print_line(self, note: str) -> None:
         self._last_line = now = time.monotonic()

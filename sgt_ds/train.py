@@ -19,13 +19,14 @@ from sgt_ds.config import (
     at_fault,
     check_only_run,
     check_run_directory,
+    key_of_path,
     load_run_config,
     resolve_deepspeed,
     start_warnings,
     told_rank,
     told_world_size,
 )
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.errors import SgtError, UserError, refused_by_system
 from sgt_ds.evaluation import named_tasks
 from sgt_ds.flops import run_warnings
 from sgt_ds.growth import check_method
@@ -36,6 +37,7 @@ from sgt_ds.launch import (
     is_hostfile,
     launch_name,
 )
+from sgt_ds.terminal import take_any_text
 
 if TYPE_CHECKING:
     from sgt_ds.training import Heartbeat
@@ -45,7 +47,8 @@ log = logging.getLogger("sgt_ds")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as this rank. Returns the exit status."""
-    joining = False
+    heartbeat: Heartbeat | None = None
+    take_any_text()
     options = _options(arguments)
     try:
         config = _configuration(options)
@@ -61,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_named_checkpoints(config, config_file)
             _warn(config)
         with _heartbeat(config) as heartbeat, lost_peers_told(heartbeat):
-            joining = True
             ranks = join_ranks(config.training.collective_timeout_seconds)
             heartbeat.enter("start")
             try:
@@ -80,11 +82,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, UserError):
             error = at_fault(error, options.run, options.overrides)
         # Until the ranks join, all of them meet the same error; one line is enough.
-        shared = not joining or error.everywhere
-        if not shared or _is_first():
-            print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        return _tell(error, shared=heartbeat is None or error.everywhere)
+    except (OSError, RuntimeError) as error:
+        refused = refused_by_system(
+            error, lambda path: key_of_path(path, options.run, options.overrides)
+        )
+        if refused is None:
+            raise
+        status = _tell(refused, shared=heartbeat is None)
+        # What was good at the start may be so again at the next one.
+        return status if heartbeat is None or heartbeat.is_starting else SgtError.exit_code
     return 0
+
+
+def _tell(error: SgtError, *, shared: bool) -> int:
+    """Print an error in one line, by the first rank where all meet it. Returns its exit status."""
+    if not shared or _is_first():
+        print(f"sgt-ds train: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
 
 
 def _warn(config: RunConfig) -> None:

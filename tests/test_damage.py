@@ -85,7 +85,8 @@ def check(source: Path, name: str, reason: str, place: str, kept: list[str], cap
     assert prepare(source) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"sgt-ds: {source / name}: {place}")
-    assert f"({reason}); fix the file, or skip" in line
+    mend = "make it readable" if reason == "unreadable" else "fix the file"
+    assert f"({reason}); {mend}, or skip" in line
     with contextlib.suppress(FileNotFoundError):
         assert not list(out.glob("**/.*.tmp"))
     assert not (out / "manifest.json").exists()

@@ -20,7 +20,7 @@ from sgt_ds import cli
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "sgt_ds"
 
-GROUND_FLOOR = {"errors", "files", "lazy", "memory", "ports", "progress"}
+GROUND_FLOOR = {"errors", "files", "lazy", "memory", "ports", "progress", "terminal"}
 BELOW_TRAINING = {
     *("config", "growth", "flops", "model", "data", "telemetry", "checkpoints", "evaluation"),
 }

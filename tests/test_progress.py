@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 import time
 
 import pytest
@@ -44,3 +48,12 @@ def test_bytes_are_told_digit_by_digit(
         clock[0] += 2
         progress.advance(size)
     assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_a_terminal_that_tells_no_size_shows_nothing() -> None:
+    ours, theirs = pty.openpty()
+    program = "from sgt_ds.progress import Progress\nwith Progress('verify', 10, 'B') as bar:\n"
+    subprocess.run([sys.executable, "-c", f"{program}    bar.advance(10)"], stderr=theirs)
+    shown = os.read(ours, 10_000).decode()
+    assert "verify: 100%" in shown
+    assert "10.0/10.0" in shown

@@ -18,7 +18,7 @@ from sgt_ds.checkpoints.reading import being_read
 from sgt_ds.checkpoints.repartition import RepartitionedPayload
 from sgt_ds.checkpoints.rng import load_rng
 from sgt_ds.checkpoints.store import CheckpointInfo
-from sgt_ds.errors import UserError
+from sgt_ds.errors import ALLOW_ACCESS, UserError
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,8 @@ def _checked_state(
     state: dict[str, Any] = {}
     try:
         if rank == 0 and not verified and (faults := store.verify(path)):
-            raise UserError(path, None, f"{faults[0]}; use another checkpoint")
+            remedy = "" if faults[0].endswith(ALLOW_ACCESS) else "; use another checkpoint"
+            raise UserError(path, None, f"{faults[0]}{remedy}")
         state = store.read_state(path)
         _check_shape(path, state, parameter_shapes(engine))
         stage = int(engine.zero_optimization_stage())

@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import write_text_atomically
 
 FORMAT = 1
@@ -170,13 +170,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise UserError(path, None, f"is nested deeper than {DEEPEST_JSON} levels") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(path, None, f"cannot be read ({error}); {ANOTHER}") from None
+        raise UserError(path, None, refusal(error, "read", ANOTHER)) from None
     except json.JSONDecodeError as error:
         raise UserError(
             path, f"line {error.lineno}", f"is not valid JSON: {error.msg}; {ANOTHER}"
         ) from None
     except ValueError as error:  # an integer of more digits than the interpreter converts
-        raise UserError(path, None, f"cannot be read ({error})") from None
+        raise UserError(path, None, refusal(error, "read", ANOTHER)) from None
     if nesting(document) > DEEPEST_JSON:
         raise UserError(path, None, f"is nested deeper than {DEEPEST_JSON} levels")
     if not isinstance(document, dict):

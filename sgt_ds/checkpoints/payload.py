@@ -25,7 +25,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from sgt_ds.checkpoints.manifest import FileRecord
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 # The classes that `pickles.ALLOWED_NAMES` names.
 ALLOWED_GLOBALS = [ZeroStageEnum, fragment_address, LossScaler, DynamicLossScaler]
@@ -189,4 +189,4 @@ def load_payload(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -
             path, None, f"holds more than tensors and was not loaded ({reason}); do not trust it"
         ) from None
     except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise UserError(path, None, f"cannot be read ({error}); use another checkpoint") from None
+        raise UserError(path, None, refusal(error, "read", "use another checkpoint")) from None

@@ -24,7 +24,7 @@ from sgt_ds.checkpoints.manifest import (
     read_manifest,
     record_of,
 )
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import fsync_directory, write_text_atomically
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def verify(path: Path, on_bytes: Callable[[int], None] | None = None) -> list[st
                 faults.append(f"{name}: differs from what was written (xxh3 does not match)")
                 continue
         except OSError as error:
-            faults.append(f"{name}: cannot be read ({error.strerror})")
+            faults.append(f"{name}: {refusal(error, 'read', ANOTHER)}".removesuffix(f"; {ANOTHER}"))
             continue
         if name.endswith(PAYLOAD_SUFFIX) and (foreign := payload_fault(path / name)):
             faults.append(f"{name}: {foreign}")

@@ -18,7 +18,7 @@ from sgt_ds.cli.frame import (
     real_number,
     whole_number,
 )
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.progress import counted
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(path, None, f"no such file; {REMEDY}") from None
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
+        raise UserError(path, None, refusal(error, "read", REMEDY)) from None
     except (ValueError, RecursionError) as error:
         raise UserError(path, None, f"is not valid JSON ({error}); {REMEDY}") from None
     if isinstance(document, dict) and "weak" in document:  # of `bench scaling`

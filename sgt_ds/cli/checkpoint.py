@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, add_group, print_json
-from sgt_ds.errors import UserError
+from sgt_ds.errors import ALLOW_ACCESS, UserError
 from sgt_ds.progress import counted
 
 
@@ -101,7 +101,8 @@ def check(options: argparse.Namespace) -> int:
         if not faults and not options.json:
             print(f"{path}: good")
         for number, fault in enumerate(faults, 1):
-            end = remedy if number == len(faults) and path.is_dir() else ""
+            is_last = number == len(faults) and path.is_dir()
+            end = remedy if is_last and not fault.endswith(ALLOW_ACCESS) else ""
             print(f"sgt-ds: {path}: {fault}{end}", file=sys.stderr)
     if pointer is not None:
         print(f"sgt-ds: {_folder(given)}: {pointer}", file=sys.stderr)

@@ -142,7 +142,7 @@ def prepare_set(options: argparse.Namespace) -> None:
 def verify_set(options: argparse.Namespace) -> int:
     """Verify; exit status 2 where something is wrong."""
     from sgt_ds.data import verify
-    from sgt_ds.errors import UserError
+    from sgt_ds.errors import ALLOW_ACCESS, UserError
 
     faults = verify(options.directory)
     if options.json:
@@ -152,8 +152,8 @@ def verify_set(options: argparse.Namespace) -> int:
     else:
         print("\n".join(faults))
     if faults:
-        foreign = all(fault.endswith("; remove it") for fault in faults)
-        remedy = "" if foreign else "; prepare the set again, or fetch those files again"
+        mended = all(fault.endswith(("; remove it", ALLOW_ACCESS)) for fault in faults)
+        remedy = "" if mended else "; prepare the set again, or fetch those files again"
         count = f"{len(faults)} faults, first" if len(faults) > 1 else "one fault,"
         raise UserError(options.directory, None, f"{count} {faults[0]}{remedy}")
     return 0

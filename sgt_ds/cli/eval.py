@@ -17,7 +17,7 @@ from sgt_ds.cli.frame import (
     print_json,
     whole_number,
 )
-from sgt_ds.errors import UserError, in_field
+from sgt_ds.errors import UserError, in_field, refusal
 from sgt_ds.evaluation import RULES, Metric, Rule, find_tasks
 
 if TYPE_CHECKING:
@@ -230,11 +230,9 @@ def _write_out(path: Path, results: list[TaskResult]) -> None:
     try:
         write_items(path, results)
     except OSError as error:
+        message = refusal(error, "written", instead="name another file")
         raise UserError(
-            "--out",
-            None,
-            f"{path} cannot be written ({error.strerror or error}); the scores above are "
-            "complete; free space or name another file to get the items too",
+            "--out", None, f"{path} {message} to get the items too; the scores above are complete"
         ) from None
 
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.errors import SgtError, UserError, refusal, refused_by_system
+from sgt_ds.terminal import take_any_text
 
 Handler = Callable[[argparse.Namespace], int | None]
 
@@ -254,12 +255,13 @@ def _refusals_told() -> Iterator[None]:
     except BrokenPipeError as error:
         raise _ReaderGone(*error.args) from error
     except OSError as error:
-        message = f"stdout: cannot be written ({error.strerror}); free disk space, or redirect it"
-        raise OutputError(f"{message} elsewhere") from error
+        instead = "redirect it elsewhere"
+        raise OutputError(f"stdout: {refusal(error, 'written', instead=instead)}") from error
 
 
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     """Parse, run the chosen handler, and turn every expected error into one line and a status."""
+    take_any_text()
     options, rest = parser.parse_known_args(arguments)
     # Not for the handler, which may hand its options to another process: parsers can't be pickled.
     command: Parser = vars(options).pop("command", parser)
@@ -282,6 +284,11 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
         return 141
     except SgtError as error:
         return _tell(parser, options, error)
+    except (OSError, RuntimeError) as error:
+        refused = refused_by_system(error, lambda path: _field_of(path, options, command))
+        if refused is None:
+            raise
+        return _tell(parser, options, refused)
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
@@ -327,6 +334,25 @@ def _before(error: BaseException) -> SgtError | None:
             return before
         before = before.__context__
     return None
+
+
+def _field_of(path: Path, options: argparse.Namespace, command: Parser) -> str | None:
+    """The flag, or the key of the run, that gives `path` or a folder around it.
+
+    None where it is known by its place on the command line alone.
+    """
+    nearest, field = 0, None
+    for action in command._actions:
+        given = getattr(options, action.dest, None)
+        for value in given if isinstance(given, list) else [given]:
+            around = Path(value) if isinstance(value, str | Path) else Path()
+            if path.is_relative_to(around) and len(around.parts) > nearest:
+                nearest, field = len(around.parts), next(iter(action.option_strings[-1:]), None)
+    if nearest or getattr(options, "run", None) is None or "overrides" not in options:
+        return field
+    from sgt_ds.config import key_of_path
+
+    return key_of_path(path, options.run, options.overrides)
 
 
 def _tell(parser: Parser, options: argparse.Namespace, error: SgtError) -> int:

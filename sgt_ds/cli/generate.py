@@ -15,7 +15,7 @@ from sgt_ds.cli.frame import (
     warn,
     whole_number,
 )
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 
 def register(commands: Subparsers[Parser]) -> None:
@@ -139,8 +139,7 @@ def _read_prompts(path: Path) -> list[str]:
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or error
-        raise UserError(path, None, f"cannot be read ({cause}); give a text file") from None
+        raise UserError(path, None, refusal(error, "read", "give a text file")) from None
     # Not `splitlines`: a line separator of Unicode's belongs to the text.
     lines = text.replace("\r\n", "\n").split("\n")
     prompts = [line for line in lines if line.strip()]

@@ -41,7 +41,7 @@ def register(commands: Subparsers[Parser]) -> None:
 def show_targets(options: argparse.Namespace) -> None:
     """Write the targets."""
     from sgt_ds.config import RunLayout, TelemetryConfig, load_run_config
-    from sgt_ds.errors import UserError
+    from sgt_ds.errors import UserError, refusal
     from sgt_ds.files import output_writer
     from sgt_ds.launch import parse_hostfile
     from sgt_ds.telemetry import targets
@@ -67,7 +67,6 @@ def show_targets(options: argparse.Namespace) -> None:
         with output_writer(options.out) as stream:
             stream.write(text.encode())
     except OSError as error:
-        raise UserError(
-            options.out, None, f"cannot be written ({error.strerror}); check the directory"
-        ) from None
+        message = refusal(error, "written", instead="name another file")
+        raise UserError(options.out, "--out", message) from None
     print(f"{options.out}: {counted(len(groups), 'target')} of run {name}")

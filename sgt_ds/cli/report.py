@@ -32,7 +32,7 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def write(options: argparse.Namespace) -> None:
     """Write the report."""
-    from sgt_ds.errors import HERE, UserError
+    from sgt_ds.errors import HERE, UserError, refusal
     from sgt_ds.files import output_writer
     from sgt_ds.report import MAX_RUNS, html_report, read_histories
 
@@ -44,7 +44,6 @@ def write(options: argparse.Namespace) -> None:
         with output_writer(options.out) as stream:
             stream.write(text.encode())
     except OSError as error:
-        raise UserError(
-            options.out, None, f"cannot be written ({error.strerror}); check the directory"
-        ) from None
+        message = refusal(error, "written", instead="name another file")
+        raise UserError(options.out, "--out", message) from None
     print(f"{options.out}: {len(text.encode()) / 1024:,.0f} KiB")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgt_ds.cli.frame import Parser, Subparsers, add_command, real_number
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.errors import SgtError, UserError, refusal
 
 if TYPE_CHECKING:
     from sgt_ds.report import Access
@@ -101,7 +101,7 @@ def _access(options: argparse.Namespace) -> Access:
         try:
             password = read_password(file)
         except (OSError, ValueError) as error:
-            raise UserError(file, None, f"cannot be read ({error}); give a text file") from None
+            raise UserError(file, None, refusal(error, "read", "give a text file")) from None
     if options.user is not None and not password:
         message = f"requires --password-file, or the variable {PASSWORD_VARIABLE}; give one"
         raise UserError("--user", None, message)

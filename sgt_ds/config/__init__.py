@@ -29,6 +29,7 @@ from sgt_ds.config.loading import (
     config_differences,
     config_hash,
     dump_run_config,
+    key_of_path,
     load_run_config,
 )
 from sgt_ds.config.messages import in_plain_words
@@ -86,6 +87,7 @@ __all__ = [
     "float8_faults",
     "growth_faults",
     "in_plain_words",
+    "key_of_path",
     "launcher_number",
     "load_run_config",
     "nearest",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sgt_ds.config.run import RunConfig
 from sgt_ds.config.shipped import shipped_config, shipped_names
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 Precision = Literal["bf16", "fp16", "fp32"]
 
@@ -38,7 +38,7 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
             f"ships {shipped_names('.json')}",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(path, None, f"cannot be read ({error})") from None
+        raise UserError(path, None, refusal(error, "read", "give a UTF-8 JSON file")) from None
     except RecursionError:
         raise UserError(path, None, "is nested too deeply; correct it") from None
     except json.JSONDecodeError as error:

@@ -22,7 +22,7 @@ from sgt_ds.config.run import RunConfig
 from sgt_ds.config.sections import fields_at, info_at, is_secret, section_at, section_of
 from sgt_ds.config.shipped import shipped_config, shipped_names
 from sgt_ds.config.suggestions import hint, nearest
-from sgt_ds.errors import HERE, UserError
+from sgt_ds.errors import HERE, UserError, refusal
 
 # What may differ between a run and its resumption: where it writes and reports, how it is cut into
 # micro-batches and executed. Everything else is the run's identity.
@@ -114,27 +114,51 @@ def _checked(path: Path, values: dict[str, Any]) -> RunConfig:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise _as_user_error(path, error) from None
-    _check_paths(path, config.model_dump(), ())
+    _check_paths(path, config)
     return config
 
 
-def _check_paths(file: Path, value: object, key: tuple[str, ...]) -> None:
+def _check_paths(file: Path, config: RunConfig) -> None:
     """Raises: UserError of `file` where a path, or another text, is none that a system takes."""
+    for key, value in _texts(config.model_dump(), ()):
+        if "\0" in str(value):
+            raise UserError(file, key, "contains a NUL character; remove it")
+        if isinstance(value, Path):
+            try:
+                value.stat()
+            except OSError as error:  # whether it may be missing is known elsewhere
+                if error.errno == errno.ELOOP:
+                    message = (
+                        f"{value} is a link that leads back to itself; name what it stands for"
+                    )
+                    raise UserError(file, key, message) from None
+
+
+def _texts(value: object, key: tuple[str, ...]) -> Iterator[tuple[str, str | Path]]:
+    """Every path and text of a configuration, under its dotted key."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            _check_paths(file, inner, (*key, str(name)))
+            yield from _texts(inner, (*key, str(name)))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            _check_paths(file, inner, (*key, str(number)))
-    elif isinstance(value, str | Path) and "\0" in str(value):
-        raise UserError(file, ".".join(key), "contains a NUL character; remove it")
-    elif isinstance(value, Path):
-        try:
-            value.stat()
-        except OSError as error:  # whether it may be missing is known elsewhere
-            if error.errno == errno.ELOOP:
-                message = f"{value} is a link that leads back to itself; name what it stands for"
-                raise UserError(file, ".".join(key), message) from None
+            yield from _texts(inner, (*key, str(number)))
+    elif isinstance(value, str | Path):
+        yield ".".join(key), value
+
+
+def key_of_path(path: Path, run: Path, overrides: Sequence[str]) -> str | None:
+    """The key of a run that names `path`, or the nearest folder around it; None without one."""
+    try:
+        texts = _texts(load_run_config(run, overrides).model_dump(), ())
+        named = {
+            Path(value).absolute(): key
+            for key, value in texts
+            if isinstance(value, Path) or key.endswith(".path")
+        }
+    except (UserError, OSError):
+        return None
+    whole = path.absolute()
+    return next((named[each] for each in (whole, *whole.parents) if each in named), None)
 
 
 def _is_sound(path: Path) -> bool:
@@ -196,7 +220,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"use one that sgt-ds ships: {shipped_names('.yaml')}",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(path, None, f"cannot be read ({error}); give a UTF-8 YAML file") from None
+        raise UserError(path, None, refusal(error, "read", "give a UTF-8 YAML file")) from None
     try:
         values = yaml.load(text, Loader=_StrictLoader)
     except RecursionError:

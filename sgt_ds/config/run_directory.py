@@ -11,7 +11,7 @@ from typing import Any
 from sgt_ds.config.layout import RunLayout
 from sgt_ds.config.loading import config_differences, dump_run_config, load_run_config
 from sgt_ds.config.run import RunConfig
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import write_text_atomically, writing
 
 # Keys that name what a run starts from; `resume` may hold a word instead.
@@ -155,9 +155,8 @@ def check_only_run(
             or not (any(own.is_relative_to(entry.resolve()) for own in mine) or is_given(entry))
         ]
     except OSError as error:
-        raise UserError(
-            config.run_dir, "run_dir", f"cannot be read ({error.strerror}); choose another"
-        ) from None
+        message = refusal(error, "read", instead="choose another")
+        raise UserError(error.filename or config.run_dir, "run_dir", message) from None
     if strangers:
         more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
         raise UserError(

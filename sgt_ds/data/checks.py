@@ -16,7 +16,7 @@ from sgt_ds.data.remote import is_remote, is_remote_set
 from sgt_ds.data.shard_cache import cache_root
 from sgt_ds.data.shards import REMEDY
 from sgt_ds.data.token_set import TokenSet, open_token_set
-from sgt_ds.errors import UserError, in_field
+from sgt_ds.errors import UserError, in_field, refusal
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _check_size(path: Path, expected: int) -> None:
     except FileNotFoundError:
         raise UserError(path, None, f"is missing; {REMEDY}") from None
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
+        raise UserError(path, None, refusal(error, "read", REMEDY)) from None
     if size != expected:
         raise UserError(path, None, f"holds {size} bytes, not {expected}; {REMEDY}")
 
@@ -188,8 +188,7 @@ def _make_room(remote: list[TokenSet], data: DataConfig) -> None:
     try:
         removed = make_room(root, data.cache_bytes)
     except OSError as error:
-        raise UserError(
-            root, "data.cache_dir", f"cannot be cleared ({error}); use a directory you own"
-        ) from None
+        message = refusal(error, "cleared", instead="use a directory you own")
+        raise UserError(root, "data.cache_dir", message) from None
     if removed:
         log.info("data.cache_bytes: removed %d files of unused sets from %s", len(removed), root)

@@ -28,7 +28,7 @@ from sgt_ds.data.manifest import ShardEntry
 from sgt_ds.data.readers import Document, Fault, read_documents
 from sgt_ds.data.shards import ShardWriter, write_shard
 from sgt_ds.data.tokenizers import Ids, Tokenizer
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import write_text_atomically
 from sgt_ds.progress import counted
 
@@ -159,11 +159,11 @@ class FileHandler:
         try:
             yield from self._prepare(task)
         except OSError as error:  # reading's own are Damage by now
+            message = refusal(error, "written", instead="give another --out")
             raise UserError(
                 self.job.out,
                 None,
-                f"cannot be written ({error.strerror or error}); free space and run the same "
-                "command again: finished files are kept",
+                f"{message}; the same command continues: finished files are kept",
             ) from None
 
     def _prepare(self, task: Task) -> Iterator[Tally | FileRecord]:
@@ -277,10 +277,11 @@ def fault_error(
     remedy: str = "skip such documents with --on-error skip",
 ) -> UserError:
     """The error that stops the work at a fault. `remedy`: what to do other than fixing the file."""
+    mend = "make it readable" if reason == "unreadable" else "fix the file"
     return UserError(
         location,
         f"line {line}" if line else None,
-        f"{detail} ({reason}); fix the file, or {remedy}",
+        f"{detail} ({reason}); {mend}, or {remedy}",
     )
 
 

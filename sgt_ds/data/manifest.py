@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import write_text_atomically
 
 NAME = "manifest.json"
@@ -152,7 +152,7 @@ def read_manifest(directory: Path) -> Manifest:
             f"{what} (no {NAME}); give a directory written by `sgt-ds data prepare`",
         ) from None
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
+        raise UserError(path, None, refusal(error, "read", REMEDY)) from None
     try:
         values = json.loads(content)
         if not isinstance(values, dict) or values.get("format") != "sgt-token-set":

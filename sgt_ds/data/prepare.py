@@ -42,7 +42,7 @@ from sgt_ds.data.preparation import SKIPPED, Preparation, Report
 from sgt_ds.data.previous import check_same_job, finished_records, finished_set, is_begun
 from sgt_ds.data.shards import token_dtype
 from sgt_ds.data.tokenizers import Tokenizer
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.errors import SgtError, UserError, refusal
 from sgt_ds.files import atomic_writer, sha256_of, write_text_atomically
 from sgt_ds.progress import Progress, counted
 
@@ -115,11 +115,11 @@ def _prepare(
                 raise UserError(preparation.out, None, "was just finished by another process")
             return _work(preparation, files, tokenizer, directories, run, announce)
     except OSError as error:
+        message = refusal(error, "written", instead="give another --out")
         raise UserError(
             error.filename or preparation.out,
             None,
-            f"cannot be written ({error.strerror or error}); free space or give another --out; "
-            "the same command continues: finished files are kept",
+            f"{message}; the same command continues: finished files are kept",
         ) from None
 
 

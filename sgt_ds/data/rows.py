@@ -69,6 +69,6 @@ def _contents(pattern: str) -> Iterator[tuple[str, bytes]]:
             finally:
                 reader.close()
         except Damage as damage:
-            raise UserError(
-                file.location, None, f"cannot be read ({damage.detail}); fetch it again"
-            ) from None
+            mend = "make it readable, or " if damage.reason == "unreadable" else ""
+            message = f"cannot be read ({damage.detail}); {mend}fetch it again"
+            raise UserError(file.location, None, message) from None

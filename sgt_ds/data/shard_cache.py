@@ -6,6 +6,7 @@ directory; each file is fetched, and read to be checked, by one of them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -22,7 +23,7 @@ import xxhash
 from sgt_ds.data.cache_limit import alone, hold, note_use, note_whole, whole_at
 from sgt_ds.data.manifest import NAME, Manifest, ShardEntry, read_manifest
 from sgt_ds.data.remote import RemoteStream, remote_state, without_secrets
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import atomic_writer
 
 log = logging.getLogger(__name__)
@@ -172,12 +173,14 @@ class ShardCache:
             yield
         except OSError as error:
             where = getattr(self, "directory", "data.cache_dir")
-            raise UserError(
-                where,
-                "data.cache_dir",
-                f"cannot be written ({error.strerror or error}); name a directory with enough "
-                "space, or set data.cache_bytes so that sets not in use are evicted",
-            ) from None
+            raise UserError(where, "data.cache_dir", _cache_refusal(error)) from None
+
+
+def _cache_refusal(error: OSError) -> str:
+    instead = "name another directory"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        instead += ", or set data.cache_bytes so that sets not in use are evicted"
+    return refusal(error, "written", instead=instead)
 
 
 def cache_root(cache_dir: Path | None) -> Path:

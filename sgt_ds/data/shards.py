@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import atomic_writer
 
 MAGIC = b"SGTTOKEN"
@@ -198,7 +198,7 @@ class Shard:
         except FileNotFoundError:
             raise UserError(path, None, f"is missing; {REMEDY}") from None
         except OSError as error:
-            raise UserError(path, None, f"cannot be read ({error.strerror}); {REMEDY}") from None
+            raise UserError(path, None, refusal(error, "read", REMEDY)) from None
         # Plain arrays over the map: slicing np.memmap costs several times as much.
         self.tokens: Tokens = np.frombuffer(
             self._map, dtype=self.header.dtype, count=self.header.tokens, offset=HEADER_BYTES

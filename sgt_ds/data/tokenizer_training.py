@@ -20,7 +20,7 @@ from sgt_ds.data.decompress import Damage
 from sgt_ds.data.file_work import fault_error
 from sgt_ds.data.inputs import HashingReader, InputFile, expand_inputs
 from sgt_ds.data.readers import MAX_DOCUMENT_BYTES, Document, read_documents
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import output_writer
 from sgt_ds.progress import Progress
 
@@ -93,7 +93,7 @@ def train_tokenizer(
         with output_writer(out) as stream:
             stream.write(model.getvalue())
     except OSError as error:
-        raise UserError(out, "--out", f"cannot be written ({error.strerror})") from None
+        raise UserError(out, "--out", refusal(error, "written", instead="give another")) from None
     return TrainedTokenizer(
         path=str(out),
         vocab_size=vocab_size,

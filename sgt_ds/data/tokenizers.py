@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import sha256_of
 
 Kind = Literal["huggingface", "sentencepiece"]
@@ -66,7 +66,7 @@ class Tokenizer:
         except FileNotFoundError:
             raise UserError(path, None, "no such tokenizer file; check the path") from None
         except OSError as error:
-            raise UserError(path, None, f"cannot be read ({error.strerror})") from None
+            raise UserError(path, None, refusal(error, "read")) from None
         self._backend: _Backend = (
             _HuggingFace(path, special_tokens)
             if head.lstrip().startswith(b"{")

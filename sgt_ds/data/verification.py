@@ -13,7 +13,7 @@ from sgt_ds.data.manifest import read_manifest
 from sgt_ds.data.shards import REMEDY, Shard
 from sgt_ds.data.token_set import TokenSet, open_token_set
 from sgt_ds.data.tokenizers import Tokenizer
-from sgt_ds.errors import UserError
+from sgt_ds.errors import ALLOW_ACCESS, UserError, refusal
 from sgt_ds.files import sha256_of
 from sgt_ds.progress import Progress
 
@@ -61,6 +61,8 @@ def check_first(token_set: TokenSet, tokens: int) -> None:
             progress.advance(entry.bytes)
     if faults:
         file, _, fault = faults[0].partition(": ")
+        if fault.endswith(ALLOW_ACCESS):
+            raise UserError(file, None, fault)
         raise UserError(
             file,
             None,
@@ -94,7 +96,7 @@ def _shard_faults(path: Path, checksum: str) -> list[str]:
     except FileNotFoundError:
         return [f"{path}: is missing"]
     except OSError as error:
-        return [f"{path}: cannot be read ({error.strerror})"]
+        return [f"{path}: {refusal(error, 'read', REMEDY)}".removesuffix(f"; {REMEDY}")]
     except UserError as error:
         return [str(error).removesuffix(f"; {REMEDY}")]
 

@@ -11,7 +11,8 @@ from sgt_ds.demo.console import Console
 from sgt_ds.demo.pipeline import Demo
 from sgt_ds.demo.processes import Interrupted, interruptible
 from sgt_ds.demo.settings import DEFAULT_WORK_DIR, Settings
-from sgt_ds.errors import SgtError
+from sgt_ds.errors import SgtError, refused_by_system
+from sgt_ds.terminal import take_any_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,14 +33,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"folder of all that the demo writes (default {DEFAULT_WORK_DIR}, "
         f"with --data {DEFAULT_WORK_DIR / 'own'})",
     )
+    take_any_text()
     options = parser.parse_args(arguments)
     default = DEFAULT_WORK_DIR / "own" if options.data else DEFAULT_WORK_DIR
     try:
         with interruptible():
             Demo(Settings(options.work_dir or default, options.data or None), Console()).run()
-    except SgtError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    except (SgtError, OSError) as error:
+        told = error if isinstance(error, SgtError) else refused_by_system(error)
+        if told is None:
+            raise
+        print(told, file=sys.stderr)
+        return told.exit_code
     except (Interrupted, KeyboardInterrupt):
         print("\ninterrupted; the same command continues from here", file=sys.stderr)
         return 130

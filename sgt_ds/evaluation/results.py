@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.evaluation.items import METRICS, Item, Metric, Rule
 from sgt_ds.evaluation.sources import Questions
 from sgt_ds.files import output_writer
@@ -156,7 +156,8 @@ def check_writable(path: Path) -> None:
         elif path.exists() and not path.is_file():  # a pipe or a device is written into
             if os.access(path, os.W_OK):
                 return
-            fault = f"{path} cannot be written ({os.strerror(errno.EACCES)}); name another file"
+            denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            fault = f"{path} {refusal(denied, 'written', instead='name another file')}"
         elif not target.parent.is_dir():
             fault = f"{target.parent} is not a folder; create it, or name another one"
         else:
@@ -165,7 +166,7 @@ def check_writable(path: Path) -> None:
             with tempfile.NamedTemporaryFile(dir=target.parent, prefix=prefix, suffix=".tmp"):
                 return
     except OSError as error:
-        fault = f"{path} cannot be written ({error.strerror}); name another file"
+        fault = f"{path} {refusal(error, 'written', instead='name another file')}"
     raise UserError("--out", None, fault)
 
 
@@ -183,10 +184,8 @@ def read_items(path: Path) -> list[ItemResult]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or error
-        raise UserError(
-            path, None, f"cannot be read ({cause}); give a file written by --out"
-        ) from None
+        message = refusal(error, "read", "give a file written by --out")
+        raise UserError(path, None, message) from None
     found = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -17,7 +17,7 @@ import zstandard
 from pydantic import ValidationError
 
 from sgt_ds.config import GrowthConfig, ModelConfig
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.growth.decision import Decision
 from sgt_ds.growth.statistics import Measurement, Rows
 
@@ -113,7 +113,7 @@ def _texts(path: Path, live: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     except FileNotFoundError:
         raise UserError(path, None, "no such journal; check the path") from None
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
+        raise UserError(path, None, refusal(error, "read")) from None
     except zstandard.ZstdError as error:
         where = f"line {number + 1}"
         raise UserError(path, where, f"is not a complete Zstandard file ({error})") from None

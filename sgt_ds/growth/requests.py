@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sgt_ds.config import RunLayout
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import write_text_atomically
 from sgt_ds.growth.lines import journal_in
 
@@ -23,5 +23,5 @@ def request_freeze(run: Path) -> Path:
         request.parent.mkdir(exist_ok=True)
         write_text_atomically(request, "freeze growth\n")
     except OSError as error:
-        raise UserError(request, None, f"cannot be written ({error.strerror})") from None
+        raise UserError(request, None, refusal(error, "written")) from None
     return request

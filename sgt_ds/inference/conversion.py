@@ -71,7 +71,7 @@ def convert(
     if dtype not in DTYPES:
         raise UserError("--dtype", None, f"'{dtype}' is not one of {', '.join(DTYPES)}")
     limit = parse_size(max_shard_size)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if (out.exists() or out.is_symlink()) and (not out.is_dir() or any(out.iterdir())):
         raise UserError(out, None, "exists already; remove it or choose another --out")
     path = find_checkpoint(checkpoint_dir, tag)
     with being_read(path):

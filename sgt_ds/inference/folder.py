@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.inference.weights import DTYPES
 
 # Of these a whole folder may be the cause: of a model that runs code of its own, or of an unknown
@@ -37,6 +37,10 @@ def loading_dtype(device: torch.device, dtype: str | None) -> torch.dtype | str:
 
 def cannot_be_loaded(directory: Path, error: Exception) -> UserError:
     """The error of a folder, or of its file of weights that is cut or changed."""
+    refused = _refused_file(directory) or error
+    if isinstance(refused, OSError) and refused.errno is not None:
+        message = refusal(refused, "loaded", "copy it again, or convert again")
+        return UserError(refused.filename or directory, None, message)
     lines = str(error).strip().splitlines() or [type(error).__name__]
     damaged = _damaged_file(directory) if isinstance(error, SafetensorError) else None
     remedy = "; copy it again, or convert again"
@@ -72,6 +76,16 @@ def load_tokenizer(kind: Any, directory: Path, **settings: Any) -> Any:
 def _missing(directory: Path, name: str) -> UserError:
     remedy = "copy all of the model's files, or convert again with --tokenizer FILE"
     return UserError(directory, name, f"is missing; {remedy}")
+
+
+def _refused_file(directory: Path) -> OSError | None:
+    """Why a file of weights may not be read, which safetensors calls missing."""
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            return error
+    return None
 
 
 def _damaged_file(directory: Path) -> Path | None:

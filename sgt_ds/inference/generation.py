@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.inference.device import usable_device
 from sgt_ds.inference.folder import (
     cannot_be_loaded,
@@ -257,11 +257,11 @@ def _model_class(directory: Path) -> Any:
     remedy = "give a folder written by `sgt-ds convert`"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        fault = "is not an export (no config.json)" if directory.is_dir() else "does not exist"
+    except (FileNotFoundError, NotADirectoryError):
+        fault = "is not an export (no config.json)" if directory.exists() else "does not exist"
         raise UserError(directory, None, f"{fault}; `sgt-ds convert` writes one") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(path, None, f"cannot be read ({error}); convert again") from None
+        raise UserError(path, None, refusal(error, "read", "convert again")) from None
     if not isinstance(values, dict) or "model_type" not in values:
         raise UserError(path, "model_type", f"is missing, so this is not an export; {remedy}")
     model_type = values["model_type"]

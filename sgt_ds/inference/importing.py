@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sgt_ds.checkpoints import seal_start
 from sgt_ds.config import ModelConfig, in_plain_words
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.flops import parameter_count
 from sgt_ds.inference.folder import quiet_transformers
 from sgt_ds.inference.tokenizer import number_of_ids
@@ -59,7 +59,7 @@ def import_model(
     """
     started = time.perf_counter()
     limit = parse_size(max_shard_size)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if (out.exists() or out.is_symlink()) and (not out.is_dir() or any(out.iterdir())):
         raise UserError(out, None, "exists already; remove it or choose another --out")
     config = _read_config(directory)
     model = _model_of(directory, config, vocab_size)
@@ -179,7 +179,7 @@ def _read_config(directory: Path) -> Any:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(directory, None, "holds no config.json; give a model's folder") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(path, None, f"cannot be read ({error}); copy it again") from None
+        raise UserError(path, None, refusal(error, "read", "copy it again")) from None
     if not isinstance(values, dict) or "model_type" not in values:
         raise UserError(path, "model_type", "is missing; give the folder of a LLaMA")
     kind = values["model_type"]
@@ -302,7 +302,7 @@ def _files_of(directory: Path) -> dict[str, Path]:
                 raise UserError(index, "weight_map", "names a file outside its folder")
             return {name: directory / file for name, file in names.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(index, None, f"cannot be read ({error}); copy it again") from None
+        raise UserError(index, None, refusal(error, "read", "copy it again")) from None
     if not single.is_file():
         raise UserError(
             directory, single.name, "is missing; only safetensors are read, not pickles"
@@ -314,11 +314,14 @@ def _files_of(directory: Path) -> dict[str, Path]:
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
+        file.open(
+            "rb"
+        ).close()  # safetensors takes one that may not be read for one that is not there
         stream = safe_open(file, framework="pt")
     except FileNotFoundError:
         raise UserError(file, None, "is missing; copy all of the model's files") from None
     except (OSError, SafetensorError) as error:
-        raise UserError(file, None, f"cannot be read ({error}); copy it again") from None
+        raise UserError(file, None, refusal(error, "read", "copy it again")) from None
     with stream as held:
         yield held
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sgt_ds.checkpoints import being_read
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.evaluation import Encoder, Logits, TrainingEncoder
 from sgt_ds.inference.device import usable_device
 from sgt_ds.inference.folder import (
@@ -190,5 +190,5 @@ def _read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         remedy = "copy it again, or convert again"
-        raise UserError(path, None, f"cannot be read ({error}); {remedy}") from None
+        raise UserError(path, None, refusal(error, "read", remedy)) from None
     return values if isinstance(values, dict) else {}

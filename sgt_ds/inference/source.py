@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from sgt_ds import checkpoints
 from sgt_ds.config import ModelConfig
-from sgt_ds.errors import UserError
+from sgt_ds.errors import ALLOW_ACCESS, UserError
 from sgt_ds.growth import Passes, State, passes_at
 from sgt_ds.progress import Progress
 
@@ -76,7 +76,8 @@ def verify_source(path: Path) -> None:
         faults = checkpoints.verify(path, progress.advance)
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            raise UserError(path, None, f"{faults[0]}{more}; {_another(path)}")
+            remedy = "" if faults[0].endswith(ALLOW_ACCESS) else f"; {_another(path)}"
+            raise UserError(path, None, f"{faults[0]}{more}{remedy}")
 
 
 def _another(path: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
@@ -34,7 +34,9 @@ def tokenizer_of(path: Path) -> Any:
         trainer = dict(_fields(_last(fields, 2, b"")))
         rules = dict(_fields(_last(fields, 3, b"")))
         kind = trainer.get(3, _UNIGRAM)
-    except (OSError, IndexError, KeyError, ValueError, TypeError, struct.error) as error:
+    except OSError as error:
+        raise UserError(path, None, refusal(error, "read")) from None
+    except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
         raise UserError(
             path,
             None,

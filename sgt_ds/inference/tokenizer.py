@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import sha256_of
 from sgt_ds.inference.spm import tokenizer_of
 
@@ -157,8 +157,8 @@ def _digest(path: Path) -> str:
     try:
         return sha256_of(path)
     except OSError as error:
-        remedy = "make it readable, or give --tokenizer FILE"
-        raise UserError(path, "tokenizer", f"cannot be read ({error.strerror}); {remedy}") from None
+        message = refusal(error, "read", instead="give --tokenizer FILE")
+        raise UserError(path, "tokenizer", message) from None
 
 
 def _size(tokenizer: Any) -> int:

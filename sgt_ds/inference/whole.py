@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import fsync_directory
 
 
@@ -29,7 +29,7 @@ def whole_or_absent(out: Path) -> Iterator[Path]:
         temporary.rename(out)
         fsync_directory(out.parent)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(out, None, f"cannot be written ({reason}); choose another --out") from None
+        message = refusal(error, "written", instead="choose another --out")
+        raise UserError(out, None, message) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from sgt_ds.errors import HERE, SgtError, UserError
+from sgt_ds.errors import HERE, SgtError, UserError, refusal
 from sgt_ds.launch.facts import gpus_here
 from sgt_ds.launch.processes import RUN_ID_VARIABLE, kill_processes
 from sgt_ds.ports import free_ports
@@ -106,7 +106,7 @@ def make_scratch(scratch: Path) -> None:
     try:
         scratch.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"{scratch} cannot be created ({error.strerror}); give another folder"
+        message = f"{scratch} {refusal(error, 'created', instead='give another folder')}"
         raise UserError("--scratch", None, message) from None
 
 

@@ -22,7 +22,7 @@ from sgt_ds.config import (
     check_start,
     resolve_deepspeed,
 )
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.launch.command import Target, check_launcher
 from sgt_ds.launch.probe import probe
 from sgt_ds.launch.run_processes import check_idle
@@ -152,7 +152,7 @@ def _check_is_checkpoint(path: Path, key: str, config_file: str) -> None:
             return
         fault = _fault_of_folder(path)
     except OSError as error:
-        fault = f"cannot be looked at ({error.strerror}); check the path"
+        fault = refusal(error, "looked at")
     raise UserError(config_file, key, f"{path} {fault}")
 
 

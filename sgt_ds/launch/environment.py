@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 # Where ranks meet, for a launcher that does not tell them (mpirun).
 MASTER_ADDRESS_VARIABLE = "SGT_MASTER_ADDR"
@@ -103,7 +103,7 @@ def read_environment_file(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(path, None, f"cannot be read ({error})") from None
+        raise UserError(path, None, refusal(error, "read", "give a UTF-8 text file")) from None
     chosen: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         line = line.strip()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sgt_ds.config import shipped_hostfile
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 MAX_BYTES = 1 << 20
 MAX_SLOTS = 1024
@@ -110,7 +110,7 @@ def _lines(path: Path) -> list[str]:
             raise UserError(path, None, f"has more than {MAX_BYTES} bytes; is it a hostfile?")
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror}); check it") from None
+        raise UserError(path, None, refusal(error, "read")) from None
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise UserError(
             path,

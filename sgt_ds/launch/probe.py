@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.launch.command import is_this_host
 from sgt_ds.launch.facts import Facts, Question, answer_file, question_file
 from sgt_ds.launch.hostfile import Host
@@ -89,9 +89,8 @@ def probe(
             f"{shared} does not exist; create it where all hosts see it, or name another directory",
         ) from None
     except OSError as error:
-        raise UserError(
-            "--shared", None, f"{shared} cannot be written to ({error.strerror}); name a directory"
-        ) from None
+        message = refusal(error, "written to", instead="name another directory")
+        raise UserError("--shared", None, f"{shared} {message}") from None
     try:
         answers = ask(
             {

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sgt_ds.config import RunLayout
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import seems_there, take_lock, write_text_atomically
 from sgt_ds.launch.processes import is_run_id
 
@@ -117,7 +117,8 @@ def supervision(run_dir: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = take_lock(lock)
     except OSError as error:
-        raise UserError(run_dir, "run_dir", f"cannot be written ({error.strerror})") from None
+        message = refusal(error, "written")
+        raise UserError(error.filename or run_dir, "run_dir", message) from None
     if descriptor is None:
         raise in_training(run_dir)
     try:

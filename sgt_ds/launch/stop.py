@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sgt_ds.config import RunLayout, load_run_config
-from sgt_ds.errors import SgtError, UserError
+from sgt_ds.errors import SgtError, UserError, refusal
 from sgt_ds.files import lock_is_held
 from sgt_ds.launch.ends import last_checkpoint, newest_step
 from sgt_ds.launch.processes import on_hosts, processes_of
@@ -71,7 +71,7 @@ def _ask(
     try:
         ask()
     except OSError as error:
-        raise UserError(run_dir, None, f"cannot be asked to stop ({error.strerror})") from None
+        raise UserError(run_dir, None, refusal(error, "asked to stop")) from None
     say(f"asked the ranks to save and exit; waiting up to {grace_seconds:.0f} s")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sgt_ds.config import RunLayout
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.flops import Outcome, Recipe, parameter_count, plan, recipe_of_journal
 from sgt_ds.growth import (
     DecisionLine,
@@ -342,7 +342,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
+        raise UserError(path, None, refusal(error, "read")) from None
 
 
 def _age(files: Iterable[Path]) -> float:

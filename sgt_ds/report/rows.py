@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 Row = dict[str, Any]
 
@@ -22,7 +22,7 @@ def read_objects(path: Path) -> list[Row]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
+        raise UserError(path, None, refusal(error, "read")) from None
     return [
         parsed(path, number, line)
         for number, line in enumerate(whole.split(b"\n"), start=1)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgt_ds.config import RunLayout
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.growth import DecisionLine, Header, Measurement, State, build_policy, read_journal
 from sgt_ds.progress import duration
 from sgt_ds.report.access import Access, NoAnswer, access_of_run
@@ -134,7 +134,7 @@ class DirectorySource:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise UserError(path, None, f"cannot be read ({error.strerror or error})") from None
+            raise UserError(path, None, refusal(error, "read")) from None
         lines, before = whole.split(b"\n") if newline else [], self._lines
         self._offset += len(whole) + len(newline)
         self._lines += len(lines)

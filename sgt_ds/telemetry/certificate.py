@@ -7,7 +7,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +20,7 @@ def check_pem(file: Path, field: str) -> None:
     try:
         file.open("rb").close()
     except OSError as error:
-        raise UserError(
-            file, field, f"cannot be read ({error.strerror}); give a PEM file"
-        ) from None
+        raise UserError(file, field, refusal(error, "read", "give a PEM file")) from None
 
 
 class Certificate:
@@ -61,7 +59,7 @@ class Certificate:
                 raise UserError(
                     self._client_ca,
                     "telemetry.client_ca",
-                    f"cannot be loaded ({error}); give a PEM file",
+                    refusal(error, "loaded", "give a PEM file"),
                 ) from None
         try:
             # An empty password makes an encrypted key fail; without one OpenSSL asks a terminal.

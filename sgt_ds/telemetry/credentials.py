@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +26,8 @@ class Credentials:
             try:
                 self._password = read_password(file)
             except (OSError, ValueError) as error:
-                raise UserError(
-                    file, "telemetry.password_file", f"cannot be read ({error}); give a text file"
-                ) from None
+                message = refusal(error, "read", "give a text file")
+                raise UserError(file, "telemetry.password_file", message) from None
         else:
             self._password = "" if password is None else password.get_secret_value()
         where = "telemetry.password" if file is None else "telemetry.password_file"

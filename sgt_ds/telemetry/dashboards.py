@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import write_text_atomically
 from sgt_ds.telemetry.dashboard_cluster import CLUSTER_DASHBOARD
 from sgt_ds.telemetry.dashboard_fleet import FLEET_DASHBOARD
@@ -37,9 +37,8 @@ def write_dashboards(folder: Path) -> list[Path]:
         for file, dashboard in zip(files, DASHBOARDS, strict=True):
             write_text_atomically(file, as_text(dashboard))
     except OSError as error:
-        raise UserError(
-            folder, None, f"cannot be written ({error.strerror}); name a folder you can write to"
-        ) from None
+        message = refusal(error, "written", instead="name another folder")
+        raise UserError(folder, None, message) from None
     return files
 
 

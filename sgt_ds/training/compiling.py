@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import atomic_writer, take_lock
 from sgt_ds.training.engine import Ranks
 
@@ -177,7 +177,8 @@ def _private_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise UserError("TMPDIR", None, f"cannot be written ({error}); set another") from None
+        message = f"{error.filename} {refusal(error, 'written', instead='set another')}"
+        raise UserError("TMPDIR", None, message) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise UserError(
             folder, None, f"is not a private folder of this user; remove it, or set {_TORCH_FOLDER}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from sgt_ds.errors import LostPeer, NotMet, UserError
+from sgt_ds.errors import LostPeer, NotMet, UserError, refusal
 from sgt_ds.telemetry import heartbeats
 from sgt_ds.training.launcher_watch import LauncherWatch
 from sgt_ds.training.part_limits import PartLimits
@@ -74,9 +74,8 @@ class Heartbeat:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._born = self._write()
         except OSError as error:
-            raise UserError(
-                self.folder, None, f"cannot be written ({error.strerror}); choose another run_dir"
-            ) from None
+            message = refusal(error, "written", instead="choose another run_dir")
+            raise UserError(self.folder, None, message) from None
         self._sigterm = Sigterm()
         self._thread.start()
         return self

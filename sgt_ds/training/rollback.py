@@ -13,7 +13,7 @@ from pathlib import Path
 from sgt_ds import checkpoints
 from sgt_ds.checkpoints import CheckpointInfo
 from sgt_ds.config import RunLayout
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import atomic_writer, truncate
 from sgt_ds.growth import kept_part
 from sgt_ds.telemetry import write_outcome
@@ -66,11 +66,7 @@ def roll_back(run_dir: Path, step: int) -> RolledBack:
             if cuts or moved:
                 write_outcome(layout.control, 0, f"rolled back to step {kept.step}")
         except OSError as error:
-            raise UserError(
-                run_dir,
-                None,
-                f"cannot be rolled back ({error.strerror}); free disk space and try again",
-            ) from None
+            raise UserError(run_dir, None, refusal(error, "rolled back", "try again")) from None
     return RolledBack(kept.step, kept.path, frozen_from, thawed, aside, tuple(moved), bool(cuts))
 
 

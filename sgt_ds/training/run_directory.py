@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sgt_ds.config import RunLayout
-from sgt_ds.errors import UserError
+from sgt_ds.errors import UserError, refusal
 from sgt_ds.files import LineFile, take_lock, writing
 
 
@@ -27,9 +27,8 @@ def only_trainer(run_dir: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = take_lock(lock)
     except OSError as error:
-        raise UserError(
-            run_dir, "run_dir", f"cannot be written ({error.strerror}); choose another"
-        ) from None
+        message = refusal(error, "written", instead="choose another")
+        raise UserError(error.filename or run_dir, "run_dir", message) from None
     if descriptor is None:
         message = f"is being trained by another process; `sgt-ds stop {run_dir}` ends that run"
         raise UserError(run_dir, "run_dir", message)
