@@ -350,6 +350,18 @@ def test_a_misspelled_key_of_deepspeed_is_told_without_the_one_that_was_meant(
         resolve_deepspeed(config, 2, run_file)
 
 
+def test_a_deepspeed_file_that_is_missing_or_broken_is_printed_as_fine(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"bf16": ')
+    for path, fault in ((tmp_path / "nope.json", "no such"), (broken, "is not valid JSON")):
+        assert main(["config", str(run_file), f"deepspeed={path}"]) == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert fault in told.err
+
+
 def test_what_deepspeed_takes_is_refused(run_file: Path, tmp_path: Path) -> None:
     taken: dict[str, object] = {
         "zero_optimization": {
@@ -613,9 +625,10 @@ def test_of_what_is_given_twice_only_the_last_counts(
 
 
 def test_what_loses_nothing_is_refused_as_given_twice(
-    run_file: Path, capsys: pytest.CaptureFixture[str]
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["config", str(run_file), "--json", "--json", "growth={}", "growth.heads=1"]) == 0
+    overrides = [deepspeed_file(tmp_path), "growth={}", "growth.heads=1"]
+    assert main(["config", str(run_file), "--json", "--json", *overrides]) == 0
     assert json.loads(capsys.readouterr().out)["growth"]["heads"] == 1
 
 
