@@ -296,6 +296,32 @@ def test_a_timer_that_stops_the_device_is_on_unasked(
         ({"timers": None}, "timers"),
         ({"timers": {"throughput": 5}}, "timers.throughput"),
         ({"timers": {"throughput": {"enabled": "perhaps"}}}, "timers.throughput"),
+        ({"communication_data_type": "fp99"}, "communication_data_type"),
+        ({"data_types": {"grad_accum_dtype": "nonsense"}}, "data_types.grad_accum_dtype"),
+        ({"data_types": {"param_dtype": "bf16"}}, "data_types.param_dtype"),
+        ({"gradient_predivide_factor": 0}, "gradient_predivide_factor"),
+        ({"gradient_predivide_factor": 2}, "gradient_predivide_factor"),
+        ({"prescale_gradients": True}, "prescale_gradients"),
+        ({"offload_optimizer": {"device": "cpu"}}, "offload_optimizer"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+            "zero_optimization.offload_optimizer",
+        ),
+        ({"zero_optimization": {"stage": True}}, "zero_optimization.stage"),
+        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "zero_optimization.overlap_com"),
+        (
+            {"zero_optimization": {"stage": 2, "reduce_bucket_size": 0}},
+            "zero_optimization.reduce_bucket_size",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "compute_grad_norm": False}},
+            "zero_optimization.compute_grad_norm",
+        ),
+        (
+            {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+            "bf16.bf16_master_weights_and_grads",
+        ),
+        ({"steps_per_prin": 5}, "steps_per_prin"),
     ],
 )
 def test_deepspeed_files_that_cannot_work_are_refused(
@@ -305,6 +331,57 @@ def test_deepspeed_files_that_cannot_work_are_refused(
     with pytest.raises(UserError) as error:
         resolve_deepspeed(config, 2, run_file)
     assert error.value.field == key
+
+
+@pytest.mark.parametrize(
+    ("values", "meant"),
+    [
+        ({"comunication_data_type": "fp32"}, "'communication_data_type'?"),
+        ({"offload_optimizer": {"device": "cpu"}}, "'zero_optimization.offload_optimizer'?"),
+        ({"zero_optimization": {"stage": 2, "prescale_gradients": True}}, "at the top level"),
+        ({"data_types": {"grad_acum_dtype": "fp32"}}, "'grad_accum_dtype'?"),
+    ],
+)
+def test_a_misspelled_key_of_deepspeed_is_told_without_the_one_that_was_meant(
+    run_file: Path, tmp_path: Path, values: dict[str, object], meant: str
+) -> None:
+    config = load_run_config(run_file, [deepspeed_file(tmp_path, **values)])
+    with pytest.raises(UserError, match=re.escape(meant)):
+        resolve_deepspeed(config, 2, run_file)
+
+
+def test_a_deepspeed_file_that_is_missing_or_broken_is_printed_as_fine(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"bf16": ')
+    for path, fault in ((tmp_path / "nope.json", "no such"), (broken, "is not valid JSON")):
+        assert main(["config", str(run_file), f"deepspeed={path}"]) == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert fault in told.err
+
+
+def test_what_deepspeed_takes_is_refused(run_file: Path, tmp_path: Path) -> None:
+    taken: dict[str, object] = {
+        "zero_optimization": {
+            **{"stage": 2, "reduce_bucket_size": 2e8, "overlap_comm": "auto"},
+            **{"offload_optimizer": {"device": "cpu"}, "stage3_max_live_parameters": 10},
+            "reduce_scatter": False,
+        },
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_predivide_factor": 2,
+        "prescale_gradients": True,
+        "communication_data_type": "FP32",
+        "data_types": {"grad_accum_dtype": "bfloat16", "param_dtype": None},
+        "flops_profiler": {"enabled": False},
+        "steps_per_print": None,
+    }
+    config = load_run_config(run_file, [deepspeed_file(tmp_path, **taken)])
+    values = resolve_deepspeed(config, 2, run_file)
+    for key in taken:
+        if key != "steps_per_print":
+            assert values[key] == taken[key]
 
 
 def test_a_batch_that_does_not_divide_names_sizes_that_do(run_file: Path, tmp_path: Path) -> None:
@@ -548,9 +625,10 @@ def test_of_what_is_given_twice_only_the_last_counts(
 
 
 def test_what_loses_nothing_is_refused_as_given_twice(
-    run_file: Path, capsys: pytest.CaptureFixture[str]
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["config", str(run_file), "--json", "--json", "growth={}", "growth.heads=1"]) == 0
+    overrides = [deepspeed_file(tmp_path), "growth={}", "growth.heads=1"]
+    assert main(["config", str(run_file), "--json", "--json", *overrides]) == 0
     assert json.loads(capsys.readouterr().out)["growth"]["heads"] == 1
 
 

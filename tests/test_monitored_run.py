@@ -12,14 +12,25 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exporters import series
-from runs import end, environment, free_ports, launcher, metrics, single, write_data, write_run
+from runs import (
+    end,
+    environment,
+    free_ports,
+    launcher,
+    metrics,
+    run_to_end,
+    single,
+    write_data,
+    write_run,
+)
 
+from sgt_ds.checkpoints import read_state
 from sgt_ds.telemetry import METRICS
 
 MONITORING = Path(__file__).parent.parent / "monitoring"
@@ -244,6 +255,53 @@ def test_what_a_run_has_spent_is_told_every_log_interval_only(tmp_path: Path) ->
     for part in ("data", "forward", "backward", "optimizer", "growth"):
         name = f"sgt_step_part_seconds_total/{part}"
         assert found[name] > first[name] > 0
+
+
+EVENTS = (
+    *("sgt_skipped_steps_total", "sgt_growth_events_total", "sgt_growth_stalls_total"),
+    *("sgt_checkpoint_failures_total", "sgt_entropy_not_finite_total"),
+)
+
+
+@pytest.mark.network
+@pytest.mark.launcher
+def test_a_fork_or_a_copy_of_a_run_counts_at_once_what_its_parent_met(tmp_path: Path) -> None:
+    """The parent skips an update and grows; 18 steps of 20 are in the checkpoint."""
+    port, data = free_ports(1), write_data(tmp_path / "data")
+    parent = write_run(tmp_path / "parent.yaml", data)
+    command = launcher(parent, 2)
+    script = Path(__file__).parent / "inf_gradient.py"
+    command[command.index("--module") : command.index("sgt_ds.train") + 1] = [str(script)]
+    run_to_end(command)
+    checkpoint = tmp_path / "parent" / "checkpoints" / "step-00000018"
+    events = read_state(checkpoint)["telemetry"]["counters"]
+    assert events["sgt_skipped_steps_total"] == {"": 1}
+    assert events["sgt_growth_events_total"]["activate"] > 0
+    copy: dict[str, Any] = {"resume": str(checkpoint)}
+    fork = {
+        **{"fork": str(checkpoint), "method": "vanilla", "growth": {}},
+        **{"training": {"steps": 100_000}, "checkpoint": {"every": 100_000}},
+    }
+    for name, start in (("fork", fork), ("copy", copy)):
+        run = write_run(tmp_path / f"{name}.yaml", data, telemetry={"port": port}, **start)
+        scrapes: list[dict[str, float]] = []
+        with serving(run, port, tmp_path / f"{name}.log") as served:
+            deadline = time.monotonic() + 240
+            while not scrapes or scrapes[-1]["sgt_rank_step"] < 20:
+                with suppress(OSError):
+                    scrapes.append(served())
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        for counter in ("sgt_optimizer_steps_total", "sgt_tokens_total"):
+            assert min(one[counter] for one in scrapes if counter in one) >= events[counter][""]
+        for counter in EVENTS:
+            for label, count in events[counter].items():
+                series = f"{counter}/{label}".rstrip("/")
+                seen = {one[series] for one in scrapes if series in one}
+                assert min(seen) == (0 if name == "fork" else count), series
+                assert len(seen) == 1 or name == "copy", series
+        if name == "fork":
+            assert not any("sgt_growth_within_noise" in one for one in scrapes)
 
 
 @pytest.mark.network

@@ -114,7 +114,9 @@ def test_top_shows_an_exporter(capsys: pytest.CaptureFixture[str]) -> None:
     port = free_ports()
     common: dict[str, Any] = {"info": {"run": "r", "method": "sgt"}, "model": MODEL}
     config = TelemetryConfig(port=port - 1)
-    exporter = Exporter(config, run_wide=True, local_rank=1, rank=0, run_steps=300, **common)
+    exporter = Exporter(
+        config, run_wide=True, local_rank=1, rank=0, run_steps=300, loads=True, **common
+    )
     exporter.start()
     try:
         assert main(["top", f"127.0.0.1:{port}", "--once"]) == 0

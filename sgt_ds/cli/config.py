@@ -22,7 +22,7 @@ def register(commands: Subparsers[Parser]) -> None:
 
 def show(options: argparse.Namespace) -> None:
     """Print the configuration."""
-    from sgt_ds.config import dump_run_config, load_run_config
+    from sgt_ds.config import dump_run_config, load_run_config, read_deepspeed_json
     from sgt_ds.evaluation import named_tasks
     from sgt_ds.flops import run_warnings
     from sgt_ds.growth import check_method
@@ -30,6 +30,7 @@ def show(options: argparse.Namespace) -> None:
     config = load_run_config(options.run, options.overrides)
     check_method(config.method, str(options.run))
     named_tasks(config.evaluation, str(options.run))
+    read_deepspeed_json(config.deepspeed)
     if options.json:
         print_json(config.model_dump(mode="json"))
     else:

@@ -7,10 +7,11 @@ communication. A key of the other's is accepted where it says the same, or `"aut
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from sgt_ds.config.deepspeed_keys import NAMES_OF, check_keys
 from sgt_ds.config.run import RunConfig
 from sgt_ds.config.shipped import shipped_config, shipped_names
 from sgt_ds.errors import UserError, refusal
@@ -18,13 +19,13 @@ from sgt_ds.errors import UserError, refusal
 Precision = Literal["bf16", "fp16", "fp32"]
 
 SUPPORTED_STAGES = (0, 1, 2)
-_SECTIONS = frozenset({"bf16", "fp16", "zero_optimization", "data_types", "timers"})
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
     """Read a DeepSpeed configuration file: from the current directory, or as the package brings it.
 
-    Raises: UserError where it is missing or is not a JSON object.
+    Raises: UserError where it is missing, is not a JSON object, or holds a key or a value that is
+    none of DeepSpeed's.
     """
     if not path.exists():
         path = shipped_config(path) or path
@@ -47,32 +48,19 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(values, dict):
         raise UserError(path, None, "must hold a JSON object, like ds_configs/zero2_bf16.json")
-    _check_sections(path, values)
+    _check_old_names(path, values)
+    check_keys(path, values)
     return values
 
 
-def _check_sections(path: Path, values: dict[str, Any]) -> None:
-    """Refuse what DeepSpeed would pass over without a word, or read as its opposite."""
+def _check_old_names(path: Path, values: dict[str, Any]) -> None:
+    """Raises: UserError where a section is called what other versions and programs call it."""
     if "bfloat16" in values:
         raise UserError(path, "bfloat16", "is an old DeepSpeed name; write bf16")
     for key in {"fp8", "float8"} & values.keys():
         raise UserError(
             path, key, "is not a DeepSpeed section; remove it, and set training.fp8 in the run file"
         )
-    for key in values.keys() - _SECTIONS:
-        if near := get_close_matches(key, _SECTIONS, n=1, cutoff=0.85):
-            raise UserError(path, key, f"is not a DeepSpeed section; write {near[0]}")
-    for section in _SECTIONS & values.keys():
-        if not isinstance(values[section], dict):
-            raise UserError(
-                path, section, f"must be an object (got {values[section]!r}); correct it"
-            )
-    for section in ("bf16", "fp16"):
-        enabled = values.get(section, {}).get("enabled", False)
-        if not isinstance(enabled, bool):
-            raise UserError(
-                path, f"{section}.enabled", f"must be true or false (got {enabled!r}); correct it"
-            )
 
 
 def resolve_deepspeed(
@@ -99,7 +87,7 @@ def resolve_deepspeed(
 def _check_supported(config: RunConfig, values: dict[str, Any]) -> None:
     """Raises: UserError where the JSON asks for a stage or precision that is not trained here."""
     path, stage = config.deepspeed, _stage(values)
-    if stage not in SUPPORTED_STAGES:
+    if type(stage) is not int or stage not in SUPPORTED_STAGES:  # true is 1 to Python
         raise UserError(
             path, "zero_optimization.stage", f"{stage!r} is not supported; use 0, 1 or 2"
         )
@@ -114,6 +102,55 @@ def _check_supported(config: RunConfig, values: dict[str, Any]) -> None:
             "must be true for training.fp8; set it, or use ds_configs/zero2_bf16.json (on a CPU "
             "zero2_bf16_cpu.json), or set training.fp8=false",
         )
+    _check_together(path, values)
+
+
+def _check_together(path: Path, values: dict[str, Any]) -> None:
+    """Raises: UserError where DeepSpeed takes each value, and not all of them together."""
+    for fault in (*_faults_of_reduction(values), *_faults_of_precision(values)):
+        raise UserError(path, *fault)
+
+
+def _faults_of_reduction(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keys and messages."""
+    zero = values.get("zero_optimization", {})
+    scatters = _stage(values) == 2 and zero.get("reduce_scatter", True) is not False
+    if scatters and values.get("gradient_allreduce_op", "mean") == "mean":
+        if values.get("gradient_predivide_factor", 1) != 1:
+            message = "must be 1 with zero_optimization.reduce_scatter; remove it"
+            yield "gradient_predivide_factor", message
+        if values.get("prescale_gradients", False):
+            message = "must be false with zero_optimization.reduce_scatter; remove it"
+            yield "prescale_gradients", message
+    if zero.get("compute_grad_norm") is False:
+        message = "must be true, for gradients are clipped and judged by their norm; remove it"
+        yield "zero_optimization.compute_grad_norm", message
+    offload = zero.get("offload_optimizer")
+    offloads = isinstance(offload, dict) and offload.get("device", "none") != "none"
+    if (offloads or zero.get("cpu_offload") is True) and values.get(
+        "zero_force_ds_cpu_optimizer", True
+    ):
+        key = "offload_optimizer" if offloads else "cpu_offload"
+        message = (
+            "needs zero_force_ds_cpu_optimizer: false at the top level, for the optimizer is "
+            "torch's AdamW; set that, or remove this"
+        )
+        yield f"zero_optimization.{key}", message
+
+
+def _faults_of_precision(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keys and messages."""
+    precision, data_types = precision_of(values), values.get("data_types", {})
+    for key in ("bf16_master_weights_and_grads", "bf16_optimizer_states"):
+        if values.get("bf16", {}).get(key) is True:
+            message = "must be false, for master weights and moments are float32; remove it"
+            yield f"bf16.{key}", message
+    if data_types.get("param_dtype") not in (None, *NAMES_OF[precision]):
+        message = f"contradicts the precision, which is {precision}; remove it"
+        yield "data_types.param_dtype", message
+    added_in = data_types.get("grad_accum_dtype")
+    if _stage(values) == 0 and added_in not in (None, *NAMES_OF["fp32"]):
+        yield "data_types.grad_accum_dtype", "must be fp32 with stage 0; remove it"
 
 
 def _take_own_keys(
@@ -155,9 +192,10 @@ def _quiet_timers(path: Path, values: dict[str, Any]) -> None:
 
 
 def _guard_bf16(path: Path, values: dict[str, Any]) -> None:
-    """Sums of micro-batches in fp32, and no inf gradient. What the ranks sum, the JSON says.
+    """No inf gradient, and sums of micro-batches in fp32 unless the JSON says otherwise.
 
-    Raises: UserError where the JSON gives that up.
+    What the ranks sum in, the JSON says. Raises: UserError where it lets an inf gradient through,
+    or has a stage that cannot add up in fp32.
     """
     if _stage(values) == 0:
         raise UserError(
@@ -165,13 +203,14 @@ def _guard_bf16(path: Path, values: dict[str, Any]) -> None:
             "zero_optimization.stage",
             "0 under bf16 cannot accumulate gradients in fp32; use 1 or 2",
         )
-    # Without it bf16 gradients add up in bf16, and an inf under a finite loss reaches Adam.
+    # Without it an inf under a finite loss reaches Adam.
     if values["bf16"].setdefault("check_grad_overflow", True) is not True:
         raise UserError(
             path,
             "bf16.check_grad_overflow",
             "must be true, or an inf gradient reaches weights and optimizer; remove it",
         )
+    # Without it the micro-batches' gradients add up in bf16.
     values.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
 
 

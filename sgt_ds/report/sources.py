@@ -194,7 +194,8 @@ class ExporterSource:
         series, info = _parse(self._scrape())
         if "sgt_rank_step" not in series:
             raise UserError(self._target, None, "is not the exporter of a run; give telemetry.port")
-        if "sgt_growth_phase" not in series and "sgt_optimizer_steps_total" not in series:
+        # While a checkpoint is loaded, neither phase nor counters are known; updates are configured.
+        if not {"sgt_growth_phase", "sgt_optimizer_steps_total", "sgt_run_steps"} & series.keys():
             message = "is not the run's rank 0; give the port of the first rank of the first host"
             raise UserError(self._target, None, message)
         step = series["sgt_rank_step"][()]

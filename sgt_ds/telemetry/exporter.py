@@ -66,6 +66,7 @@ class Exporter(Collector):
         model: ModelShape,
         run_steps: int | None = None,
         checkpoint_steps: int | None = None,
+        loads: bool = False,
         counters_file: Path | None = None,
         progressed_at: Callable[[], float] | None = None,
         hardware: HardwareSampler | None = None,
@@ -77,6 +78,8 @@ class Exporter(Collector):
         `info`: labels of sgt_run_info, names as in `metrics.INFO_LABELS`; no secrets.
         `run_steps`: updates that the run is configured to apply; `checkpoint_steps`: to take from
         one checkpoint to the next.
+        `loads`: whether a checkpoint is to be loaded; counters of the run that no scraper has seen
+        are then served once `begin` tells where they begin.
         `counters_file`: where the run-wide counters stand as scrapers last saw them, so that a
         run that crashed and resumed at an older checkpoint does not serve lower ones.
         `progressed_at`: when this rank last got on, in Unix seconds; asked by scrapes. None: only
@@ -99,6 +102,8 @@ class Exporter(Collector):
             num_heads=model.num_heads,
             info=dict(info),
             step_timestamp=time.time(),
+            counts_steps=not loads,
+            counts_events=not loads,
             run_steps=run_steps,
             checkpoint_steps=checkpoint_steps,
         )
@@ -153,6 +158,18 @@ class Exporter(Collector):
         self._server = None
         if self._hardware is not None:
             self._hardware.close()
+
+    def begin(self, step: int | None = None) -> None:
+        """It is known how many events came before this process: their counters are served now.
+
+        `step`: updates applied so far, if these are known as well.
+        """
+
+        def change(now: Snapshot) -> Snapshot:
+            begun = replace(now, counts_events=True)
+            return begun if step is None else replace(begun, counts_steps=True, step=step)
+
+        self._change("begin", change)
 
     def observe_step(
         self,

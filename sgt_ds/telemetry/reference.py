@@ -34,6 +34,12 @@ local rank. The rows of the table are defined in `sgt_ds/telemetry/metrics_run.p
   (skipped updates, growth decisions and stalls, failed checkpoints, entropies that were not finite)
   go on from what a scraper saw last: what happens again counts again. Counters of a rank start at 0
   with each process, as `rate()` expects.
+- What scrapers saw last is kept in `RUN_DIR/control/counters.json`. Where that is not there, as in another
+  `run_dir` with `resume: CHECKPOINT`, counters are absent until the checkpoint is loaded, and go on from
+  what it holds: `increase()` takes neither for news. Only if that is less than what was seen under the
+  same `run` label does Prometheus take it for a counter that began anew.
+- A fork is a run of its own. Its events count from 0, and a parent's margins and checkpoint times are not
+  served as its own; its updates, tokens and FLOPs go on from those of its parent, which its weights cost.
 - What no longer applies is 0 or absent: the depth of a layer that does not loop is 0, its looped
   heads are absent, past phases are 0, a head without a finite entropy is absent.
 - A run that has ended reports it before its port closes: `sgt_run_state` is `completed`, `stopped`

@@ -85,6 +85,10 @@ class Snapshot:
     record: StepRecord | None = None
     totals: Totals | None = None
     step: int = 0
+    counts_steps: bool = True
+    """Whether it is known how many updates came before this process; until then none is counted."""
+    counts_events: bool = True
+    """As `counts_steps`, of skips, growth decisions, failed checkpoints and the like."""
     run_steps: int | None = None
     checkpoint_steps: int | None = None
     events_before: Counters = field(default_factory=dict)
@@ -120,10 +124,14 @@ class Snapshot:
 
 
 def counters_of(snapshot: Snapshot) -> Counters:
-    """The run-wide counters: those whose value is a run's total, whichever process counts."""
-    totals = snapshot.totals
-    counters: Counters = {"sgt_optimizer_steps_total": {"": snapshot.step}}
-    for name, events in _events(snapshot).items():
+    """The run-wide counters: those whose value is a run's total, whichever process counts.
+
+    None whose beginning is not known: Prometheus would count the step from 0 to it as news.
+    """
+    totals, counters = snapshot.totals, Counters()
+    if snapshot.counts_steps:
+        counters["sgt_optimizer_steps_total"] = {"": snapshot.step}
+    for name, events in _events(snapshot).items() if snapshot.counts_events else ():
         before = snapshot.events_before.get(name, {})
         counters[name] = {label: count + before.get(label, 0) for label, count in events.items()}
     if totals is not None:

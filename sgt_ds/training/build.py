@@ -47,7 +47,13 @@ from sgt_ds.training.capacity import say_what_memory_lacks
 from sgt_ds.training.compile_ahead import CompileAhead, memory_for
 from sgt_ds.training.compile_kinds import Work, kinds_of
 from sgt_ds.training.compiling import CompileCache
-from sgt_ds.training.engine import Ranks, build_engine, say_what_sums_lose, set_masters
+from sgt_ds.training.engine import (
+    Ranks,
+    build_engine,
+    say_what_micro_batches_lose,
+    say_what_sums_lose,
+    set_masters,
+)
 from sgt_ds.training.environment import note_start, reached_step
 from sgt_ds.training.evaluation import build_evaluation
 from sgt_ds.training.faults import Requests
@@ -202,6 +208,7 @@ def build_trainer(
     loader = _loader(config, ranks)
     _say_that_float8_is_slow(config, ranks)
     say_what_sums_lose(engine, ranks.world_size, config.deepspeed)
+    say_what_micro_batches_lose(engine, config.deepspeed)
     _say_what_data_imply(config, loader, ranks)
     growth = _growth(config, settled, layout, ranks, heartbeat)
     telemetry = start_telemetry(config, ranks, lambda: heartbeat.progressed_at)

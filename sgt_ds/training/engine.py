@@ -220,6 +220,22 @@ def say_what_sums_lose(engine: Any, world_size: int, path: Path) -> None:
         )
 
 
+def say_what_micro_batches_lose(engine: Any, path: Path) -> None:
+    """Warn where the gradients of several micro-batches add up in less than float32.
+
+    `path`: the DeepSpeed file.
+    """
+    _, added_in = engine.get_data_types()
+    if engine.gradient_accumulation_steps() > 1 and added_in != torch.float32:
+        log.warning(
+            "%s: data_types.grad_accum_dtype: the gradients of %d micro-batches add up in %s, "
+            'which loses what is small beside the sum; "fp32" loses nothing',
+            path,
+            engine.gradient_accumulation_steps(),
+            str(added_in).removeprefix("torch."),
+        )
+
+
 def _check_zero(path: Path, section: Mapping[str, Any]) -> None:
     """Refuse in one line what DeepSpeed's own check of the section would refuse in a traceback."""
     try:

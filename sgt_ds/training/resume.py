@@ -32,11 +32,14 @@ def restore(trainer: Trainer, config: RunConfig, ranks: Ranks, *, resuming: bool
     forking = path is None and config.fork is not None
     if forking:
         path = config.fork
+        _begin_counting(trainer, None)  # events are counted anew, whatever the checkpoint holds
     if path is None:
         _cut_back(trainer, ranks, -1)
+        _begin_counting(trainer, 0)
         return None
     found = not forking and path != config.resume
     state = _loaded(trainer, config, ranks, path, forking=forking, verified=found)
+    _begin_counting(trainer, trainer.clock.step)
     _cut_back(trainer, ranks, -1 if forking else trainer.clock.step)
     if found:
         trainer.checkpoints.resumed(path)
@@ -73,6 +76,7 @@ def _loaded(
         _check_data(trainer, config, path, state["data"])
         if forking:
             state["batches"] = _batches_of_fork(state, config.training.global_batch_size)
+            state |= _without_events(state)
         trainer.load_state_dict(state)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         # All ranks read the same file, and meet the same error.
@@ -84,6 +88,21 @@ def _loaded(
             everywhere=True,
         ) from None
     return state
+
+
+def _without_events(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a parent's state counts its skips, decisions and faults: a fork has had none.
+
+    Its totals of updates, tokens and FLOPs stay: the weights have cost them.
+    """
+    growth = {**state["growth"], "not_finite": 0}
+    return {"skipped_steps": 0, "growth": growth, "telemetry": {}}
+
+
+def _begin_counting(trainer: Trainer, step: int | None) -> None:
+    """Let the exporter serve counters of events; with `step`, of updates too."""
+    if trainer.telemetry is not None:
+        trainer.telemetry.begin(step)
 
 
 def _batches_of_fork(state: Mapping[str, Any], batch_size: int) -> int:

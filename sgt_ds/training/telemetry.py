@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -93,6 +94,9 @@ def _exporter(config: RunConfig, ranks: Ranks, progressed_at: Callable[[], float
         model=config.model,
         run_steps=config.training.steps,
         checkpoint_steps=config.checkpoint.every,
+        loads=config.fork is not None
+        or isinstance(config.resume, Path)
+        or layout.has_checkpoints(),
         counters_file=layout.exporter_counters,
         progressed_at=progressed_at,
         hardware=HardwareSampler(
