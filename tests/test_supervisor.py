@@ -141,22 +141,52 @@ def test_a_run_is_stopped_from_outside_and_others_go_on(tmp_path: Path, data: Pa
         assert processes_of(ids[1]) == []
 
 
+@pytest.mark.parametrize("end", ["grace", "stop", "kill"])
 def test_a_saved_run_that_waits_for_its_scraper_is_killed_as_one_that_did_not_stop(
-    tmp_path: Path, data: Path
+    end: str, tmp_path: Path, data: Path
 ) -> None:
+    """Its supervisor's grace is over, or that of `sgt-ds stop`; or something kills the rank."""
     telemetry = {"port": free_ports(2), "port_in_use": "next"}
     run = runs.write_run(tmp_path / "run.yaml", data, training=FOREVER, telemetry=telemetry)
-    with training(run, "--grace", "4") as process:
+    control = RunLayout(tmp_path / "run").control
+    with training(run, "--grace", "4" if end == "grace" else "120") as process:
         runs.wait_for_step(tmp_path / "run", 3)
         runs.scrape(tmp_path / "run" / "targets.json", 0)
         asked = time.monotonic()
-        process.send_signal(signal.SIGTERM)
+        if end == "stop":
+            stopped = subprocess.run(
+                ["sgt-ds", "stop", "--grace", "4", str(tmp_path / "run")], check=False
+            )
+            assert stopped.returncode == 0
+        else:
+            process.send_signal(signal.SIGTERM)
+        if end == "kill":
+            wait_until(lambda: read_outcome(control), 60)
+            [rank] = processes(run, "-m sgt_ds.train")
+            os.kill(rank, signal.SIGKILL)
         assert process.wait(timeout=60) == 0
-        assert time.monotonic() - asked >= 4, "it did not wait"
-        told = read_outcome(RunLayout(tmp_path / "run").control)
+        assert time.monotonic() - asked >= 4 or end == "kill", "it did not wait"
+        told = read_outcome(control)
     assert told is not None
     last = runs.last_step(tmp_path / "run")
     assert told.reason == f"stopped as requested; saved at step {last} of {FOREVER['steps']}"
+
+
+def test_a_rank_that_saves_and_ends_unasked_counts_as_a_run_that_was_stopped(
+    tmp_path: Path, data: Path
+) -> None:
+    """As ranks do whose launcher has gone; one that is to be restarted would not be."""
+    run = runs.write_run(tmp_path / "run.yaml", data, training=FOREVER)
+    with training(run) as process:
+        runs.wait_for_step(tmp_path / "run", 3)
+        [rank] = processes(run, "-m sgt_ds.train")
+        os.kill(rank, signal.SIGTERM)
+        assert process.wait(timeout=60) == 1
+    told = read_outcome(RunLayout(tmp_path / "run").control)
+    assert told is not None
+    assert told.status == 1
+    assert "without being asked to stop" in told.reason
+    assert f"at step {runs.last_step(tmp_path / 'run')} " in told.reason, "it has saved"
 
 
 def test_a_killed_rank_and_a_killed_launcher_are_restarted_and_nothing_is_lost(

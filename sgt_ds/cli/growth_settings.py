@@ -165,11 +165,11 @@ def _build(
     from pydantic import ValidationError
 
     from sgt_ds.config import GrowthConfig, growth_faults, in_plain_words
-    from sgt_ds.errors import UserError
+    from sgt_ds.errors import HERE, UserError
     from sgt_ds.growth import build_policy, check_method
 
     check_method(method, str(path), place("method"))
-    check_used(str(path), method, given)
+    check_used(HERE, method, given)
     try:
         settings = GrowthConfig.model_validate(growth)
     except ValidationError as error:

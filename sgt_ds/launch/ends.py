@@ -57,7 +57,8 @@ def judge(
 ) -> End:
     """How a launch ended that ended by itself.
 
-    `told`: the end that rank 0 wrote down once all ranks had saved.
+    `told`: the end that rank 0 wrote down once all ranks had saved: nothing that happened to them
+    after it has lost anything.
     """
     run_dir, steps = config.run_dir, config.training.steps
     step = max(newest_step(RunLayout(run_dir)), 0)
@@ -66,7 +67,7 @@ def judge(
     if returncode == BAD_INPUT:
         failed = f"the run failed with status {returncode}; {last_checkpoint(run_dir)}"
         return End(BAD_INPUT, failed)
-    if returncode or orphans or (deaths.own and not is_over):
+    if not ended_well and (returncode or orphans or (deaths.own and not is_over)):
         cause = "it" if not returncode else f"it exited with status {returncode}"
         if returncode < 0:
             cause = f"its launcher was {heartbeats.killed_by(-returncode)}"

@@ -90,11 +90,13 @@ class StopAsked:
         self._request = RunLayout(run_dir).stop_request
         self._mark = self._request.with_name("asked")
 
-    def ask(self) -> None:
-        """Ask the ranks to save and end."""
+    def ask(self) -> float:
+        """Ask the ranks to save and end. Returns when, by the clock that dates outcomes."""
         self._request.parent.mkdir(parents=True, exist_ok=True)
         self._mark.touch()
+        asked = self._mark.stat().st_mtime
         self._request.touch()
+        return asked
 
     def is_set(self) -> bool:
         """Whether `ask` was called by anybody, or someone made the request's file by hand."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from sgt_ds.config import RunLayout, load_run_config
 from sgt_ds.errors import SgtError, UserError, refusal
@@ -20,6 +21,8 @@ from sgt_ds.launch.supervisor import POLL_SECONDS
 from sgt_ds.telemetry import read_outcome
 
 REMOTE_POLL_SECONDS = 5.0
+
+T = TypeVar("T")
 
 
 def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> str:
@@ -44,7 +47,7 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
             "no run is in progress on this host; to stop one that `deepspeed` itself started on "
             f"others, create the file {RunLayout(run_dir).stop_request}",
         )
-    _ask(run_dir, StopAsked(run_dir).ask, grace_seconds, say)
+    asked = _ask(run_dir, StopAsked(run_dir).ask, grace_seconds, say)
     deadline = time.monotonic() + grace_seconds
     ended = False
     while not ended and time.monotonic() < deadline:
@@ -54,11 +57,14 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
     if ended:
         _tidy(run_dir, record)
         return _told_end(run_dir, since=0) if attended else f"ended; {last_checkpoint(run_dir)}"
+    saved = read_outcome(RunLayout(run_dir).control)
     left = end_everywhere(record)
     _await_supervisor(record)
     _tidy(run_dir, record)
     if left:
         raise SgtError(f"{run_dir}: killed, but some processes may remain: {'; '.join(left)}")
+    if saved is not None and saved.status == 0 and saved.written >= asked:
+        return saved.reason  # the ranks only waited for their scrapers
     raise SgtError(
         f"{run_dir}: did not exit within {grace_seconds:.0f} s and was killed; "
         f"{last_checkpoint(run_dir)}"
@@ -66,13 +72,15 @@ def stop(run_dir: Path, *, grace_seconds: float, say: Callable[[str], None]) -> 
 
 
 def _ask(
-    run_dir: Path, ask: Callable[[], None], grace_seconds: float, say: Callable[[str], None]
-) -> None:
+    run_dir: Path, ask: Callable[[], T], grace_seconds: float, say: Callable[[str], None]
+) -> T:
+    """Ask by `ask`. Returns what it does. Raises: UserError where the system refuses."""
     try:
-        ask()
+        answer = ask()
     except OSError as error:
         raise UserError(run_dir, None, refusal(error, "asked to stop")) from None
     say(f"asked the ranks to save and exit; waiting up to {grace_seconds:.0f} s")
+    return answer
 
 
 def _stop_raw(layout: RunLayout, grace_seconds: float, say: Callable[[str], None]) -> str:

@@ -182,9 +182,12 @@ def _train(
 
 def _supervise_node(launch: Launch, grace_seconds: float) -> int:
     """Look after the ranks of one host that is not the first."""
-    signals = StopSignals()
+    signals, asked = StopSignals(), StopAsked(launch.config.run_dir)
     try:
-        end = _run_once(launch, signals, StopAsked(launch.config.run_dir), grace_seconds)
+        end = _run_once(launch, signals, asked, grace_seconds)
+        if end.status == 0:  # obeyed, where it came to this host last: not for the next start
+            with suppress(OSError):
+                asked.clear()
         if end.status != BAD_INPUT:
             _say(end.reason)
         return end.status
@@ -313,20 +316,22 @@ def _wait(
             )
         if asked_at is not None:
             untold = untold and not _is_told(asked)
-            over = time.monotonic() - asked_at > grace_seconds
-            hurried = signals.count > max(seen, 1)
-            # Saved, all ranks: they only wait for their scrapers.
-            if (over or hurried) and (end := told()) is not None and end.status == 0:
-                return End(0, end.reason, end.data_end_step)
-            if hurried:
+            if signals.count > max(seen, 1):
                 why = "killed at once, as requested; unsaved progress is lost"
-                return End(128 + signals.number, why)
-            if over:
+                return _well_ended(told) or End(128 + signals.number, why)
+            if time.monotonic() - asked_at > grace_seconds:
                 why = f"did not stop within {grace_seconds:.0f} s and was killed"
-                return End(128 + (signals.number or signal.SIGTERM), why)
+                status = 128 + (signals.number or signal.SIGTERM)
+                return _well_ended(told) or End(status, why)
         if hang := watch.hang():
-            return End(1, hang)
+            return _well_ended(told) or End(1, hang)
     return None
+
+
+def _well_ended(told: Callable[[], Outcome | None]) -> End | None:
+    """The end of a run whose ranks have all saved, and only wait for their scrapers."""
+    end = told()
+    return End(0, end.reason, end.data_end_step) if end is not None and end.status == 0 else None
 
 
 def _is_told(asked: StopAsked) -> bool:

@@ -110,9 +110,10 @@ def run(
             if ranks.is_main:
                 note_start(config, ranks, trainer.clock.step, reached, load_seconds)
             end = trainer.train()
-            # Before any rank ends: closing waits for scrapers, and supervisors, of other hosts too,
-            # judge the run meanwhile.
-            ranks.on_main(lambda: _note_success(config, end, trainer))
+            if end == "completed" or trainer.asked_by_file:
+                # Before any rank ends: closing waits for scrapers, and supervisors, of other hosts
+                # too, judge the run meanwhile.
+                ranks.on_main(lambda: _note_success(config, end, trainer))
         finally:
             trainer.close()
         if ranks.is_main and not supervised:

@@ -79,9 +79,9 @@ class CompileAhead:
                 self._work = replace(self._work, kinds=kinds)
                 self._start(self._work)
 
-    def close(self) -> None:
-        """End the process, with the compilers that it has started; what it has compiled stays."""
-        self._end("the run ends", _COMPILER_SECONDS)
+    def close(self, *, patient: bool = True) -> None:
+        """End the process; what it has compiled stays. `patient`: wait for its compilers too."""
+        self._end("the run ends", _COMPILER_SECONDS if patient else 0.0)
 
     def _end(self, why: str, compiler_seconds: float = 0.0) -> None:
         if (process := self._process) is None:

@@ -37,6 +37,13 @@ class Requests:
         """Whether a signal came, the stop file is there, or no one minds this rank any more."""
         return self._signalled or self._heartbeat.launcher_lost or seems_there(self._stop_file)
 
+    def asked_by_file(self) -> bool:
+        """Whether the stop file is there: `sgt-ds stop`, or a supervisor that was asked to stop.
+
+        Otherwise a supervisor takes the end for a fault, and may restart the run.
+        """
+        return seems_there(self._stop_file)
+
     def freeze(self) -> bool:
         """Whether growth is to decide nothing any more. The file stays: a resume obeys it too."""
         return seems_there(self._freeze_file)

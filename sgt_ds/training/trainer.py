@@ -108,6 +108,8 @@ class Trainer:
         self._validated, self._evaluated = (-1, 0.0), -1
         """The step of the newest validation with its loss, and that of the newest evaluation."""
         self._end: Literal["completed", "stopped", "failed"] = "failed"
+        self.asked_by_file = False
+        """Whether the stop file ended the run, as any rank saw."""
 
     def train(self) -> Literal["completed", "stopped"]:
         """Run the remaining updates, or those until a request to stop. Returns which.
@@ -132,7 +134,9 @@ class Trainer:
     def _updates(self) -> Literal["completed", "stopped"]:
         """Updates and what is due after each, until there is nothing more to do. Collective."""
         # A request from before the start holds for the very first update as well.
-        freeze, stop = self.ranks.any(self.requests.freeze(), self.requests.stop())
+        freeze, stop, self.asked_by_file = self.ranks.any(
+            self.requests.freeze(), self.requests.stop(), self.requests.asked_by_file()
+        )
         self._apply_freeze(freeze)
         if stop:
             self._stop()
@@ -141,8 +145,11 @@ class Trainer:
         while self._updates_left() > 0:
             applied = self.train_step()
             self.heartbeat.enter("agreement")
-            freeze, stop, writing = self.ranks.any(
-                self.requests.freeze(), self.requests.stop(), self.checkpoints.is_busy()
+            freeze, stop, self.asked_by_file, writing = self.ranks.any(
+                self.requests.freeze(),
+                self.requests.stop(),
+                self.requests.asked_by_file(),
+                self.checkpoints.is_busy(),
             )
             self._apply_freeze(freeze)
             if not writing:
@@ -312,7 +319,7 @@ class Trainer:
         self.loader.close()
         self.checkpoints.close()
         if self.ahead is not None:
-            self.ahead.close()
+            self.ahead.close(patient=self._end != "failed")
         if self.telemetry is not None:
             training = self.config.training
             # Half of what a rank may spend at its end before it counts as hanging.
@@ -349,7 +356,7 @@ class Trainer:
         """Tell what compiles ahead which kinds of block come next: it may be at one of them."""
         if self.ahead is not None:
             self.heartbeat.enter("compile_ahead")  # compilers that it ends are waited for
-            grows = self.growth.phase(self.clock.step) != "fixed"
+            grows = self.growth.phase(self.clock.step) != "fixed" and self._updates_left() > 0
             self.ahead.proceed(passes, measured=measured, grows=grows)
 
     def _validate(self, validation: ValidationLoss) -> float:
