@@ -191,7 +191,7 @@ def slow_compilers(trainer: Any, seconds: float, step: int) -> None:
         if trainer.clock.step == step:
             time.sleep(seconds)
 
-    trainer.ahead = SimpleNamespace(proceed=proceed, close=lambda: None, compiled=0)
+    trainer.ahead = SimpleNamespace(proceed=proceed, close=lambda **_: None, compiled=0)
     trainer.checkpoints.is_busy = lambda: trainer.clock.step == step or is_busy()
 
 
