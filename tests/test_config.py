@@ -565,6 +565,17 @@ def test_what_overrides_have_to_do_with_a_fault_of_the_file_is_left_out(
     assert "command line" not in capsys.readouterr().err
 
 
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command ends with, in status 2."""
+    try:
+        status = main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    told = capsys.readouterr().err
+    assert (status, told.count("\n")) == (2, 1)
+    return told
+
+
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
@@ -580,13 +591,7 @@ def test_what_overrides_have_to_do_with_a_fault_of_the_file_is_left_out(
 def test_a_mistyped_word_is_told_without_the_one_that_was_meant(
     arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        status = main(arguments)
-    except SystemExit as ended:
-        status = ended.code
-    said = capsys.readouterr().err
-    assert (status, said.count("\n")) == (2, 1)
-    assert meant in said
+    assert meant in refused(arguments, capsys)
 
 
 @pytest.mark.parametrize(
@@ -615,13 +620,7 @@ def test_a_mistyped_word_is_told_without_the_one_that_was_meant(
 def test_of_what_is_given_twice_only_the_last_counts(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        status = main(arguments)
-    except SystemExit as ended:
-        status = ended.code
-    told = capsys.readouterr().err
-    assert (status, told.count("\n")) == (2, 1)
-    assert said in told
+    assert said in refused(arguments, capsys)
 
 
 def test_what_loses_nothing_is_refused_as_given_twice(

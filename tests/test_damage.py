@@ -8,11 +8,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 import zstandard
 from c4_files import row, texts_of, write_c4, write_tokenizer
 
@@ -137,19 +138,6 @@ def test_a_directory_named_like_a_file_is_a_traceback(source: Path, capsys: Any)
     check(source, "x.json.gz", "not-a-file", "is a directory", [], capsys)
 
 
-@contextlib.contextmanager
-def nobody() -> Iterator[None]:
-    """Be a user who may not read everything."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_a_file_that_may_not_be_read_is_a_traceback(tmp_path: Path, capsys: Any) -> None:
     root = Path("/tmp") / f"sgt-ds-unreadable-{os.getpid()}"  # nobody may enter pytest's own
     root.mkdir(mode=0o777)
@@ -159,7 +147,7 @@ def test_a_file_that_may_not_be_read_is_a_traceback(tmp_path: Path, capsys: Any)
         write_c4(source / "a-good.json", texts_of(600, first=100))
         write_tokenizer(root / "tokenizer.json")
         write_c4(source / "x.json", GOOD).chmod(0)
-        with nobody():
+        with runs.nobody():
             check(source, "x.json", "unreadable", "Permission denied", [], capsys)
     finally:
         subprocess.run(["rm", "-rf", root], check=True)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,19 +67,6 @@ def test_a_name_that_is_too_long_is_a_traceback(
     assert fault.startswith(f"{field}cannot be ")
 
 
-@contextmanager
-def nobody() -> Iterator[None]:
-    """Be a user who may not enter everything."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A run with a folder `closed` that nobody may enter; the current directory."""
@@ -113,7 +99,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_folder_that_may_not_be_entered_is_a_traceback_or_a_full_disk(
     closed: Path, capsys: pytest.CaptureFixture[str], use: str, said: str
 ) -> None:
-    with nobody():
+    with runs.nobody():
         assert main(use.split()) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"sgt-ds: {said} (Permission denied); allow access to it")
